@@ -1,0 +1,38 @@
+# The commands of this project. Each sets up all it needs by itself; only Python 3.11+ and make are required.
+
+PYTHON ?= python3
+VENV   ?= .venv
+RUN     = $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format bench chaos clean
+
+help: ## Show this help
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# One environment for everything, made anew whenever the project's requirements change.
+$(VENV)/.ready: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name one with PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+	$(RUN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(RUN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.ready ## Three workers share a table while one is killed, one joins, one leaves
+	$(RUN)/jobsync-orm demo
+
+test: $(VENV)/.ready ## Run the tests on a real PostgreSQL (an embedded one, or JOBSYNC_TEST_URL)
+	$(RUN)/python -m pytest
+
+lint: $(VENV)/.ready ## Check style, types and the direction of imports
+	$(RUN)/ruff check .
+	$(RUN)/ruff format --check .
+	$(RUN)/mypy
+	$(RUN)/lint-imports
+
+format: $(VENV)/.ready ## Format the code
+	$(RUN)/ruff check --fix .
+	$(RUN)/ruff format .
+
+clean: ## Remove the environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build

@@ -1,0 +1,64 @@
+"""``jobsync-orm``: the library's commands. Needs the extra ``cli``.
+
+Each group of commands is a file beside this one that offers a ``typer.Typer`` called ``app``, and a line in
+:func:`application`.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import typer
+
+__all__ = ["application", "main"]
+
+
+def application() -> typer.Typer:
+    """The whole command line."""
+    import typer
+
+    from jobsync_orm.cli import db
+
+    app = typer.Typer(
+        help="Share one PostgreSQL table between several workers.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    app.add_typer(db.app, name="db")
+
+    def show_version(wanted: bool) -> None:
+        if wanted:
+            typer.echo(f"jobsync-orm {_version()}")
+            raise typer.Exit
+
+    @app.callback()
+    def options(
+        version: bool = typer.Option(
+            False, "--version", callback=show_version, is_eager=True, help="Print the version and exit."
+        ),
+    ) -> None:
+        pass
+
+    return app
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("jobsync-orm")
+    except PackageNotFoundError:
+        return "(a checkout that is not installed)"
+
+
+def main() -> None:
+    """Entry point of ``jobsync-orm``."""
+    try:
+        import typer  # noqa: F401
+    except ImportError:
+        print("jobsync-orm needs the extra 'cli': pip install 'jobsync-orm[cli]'", file=sys.stderr)
+        sys.exit(2)
+    application()()

@@ -1,0 +1,143 @@
+"""This node's own tokens: take the view the database gives, let go of what it asks for.
+
+A refresh reads, in one snapshot, which tokens are this node's and which of them it has been asked to give up. From that
+moment it says no to the latter; then ``on_revoke`` runs, off the loop; then the tokens are released, naming the mark
+each release answers, so that one which arrives late changes nothing. Tokens with an open claim wait for its end, and a
+token whose row an application's transaction holds waits for that; past ``drain_timeout_sec`` the leader moves them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from jobsync_orm.coordinator.callbacks import Callback, Delivery
+from jobsync_orm.coordinator.events import RebalanceEvent, RevokeEvent
+from jobsync_orm.coordinator.membership import Membership
+from jobsync_orm.coordinator.session import Session, array, now, parse_array
+from jobsync_orm.coordinator.statements import Statements
+from jobsync_orm.coordinator.view import Ownership
+
+__all__ = ["Handoff", "Refreshed"]
+
+# Seconds between two tries to release tokens that something still holds.
+RETRY_FIRST_SEC, RETRY_MOST_SEC = 0.1, 1.0
+
+# Seconds for statements that may touch every token of this node.
+HEAVY_SEC = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Refreshed:
+    """What a refresh found. ``state`` None: this life of the node is over."""
+
+    state: str | None
+    owned: int
+    coming: int
+
+
+class Handoff:
+    """The owner's part of a hand-off."""
+
+    def __init__(
+        self,
+        statements: Statements,
+        membership: Membership,
+        ownership: Ownership,
+        drain_timeout_sec: float,
+        on_rebalance: Callback | None,
+        on_revoke: Callback | None,
+    ) -> None:
+        self._sql = statements
+        self._membership = membership
+        self._ownership = ownership
+        self._drain = drain_timeout_sec
+        self._on_rebalance = on_rebalance
+        self._on_revoke = on_revoke
+        self._draining: set[int] = set()
+        self._marks: list[int] = []
+        self._revoking: list[tuple[Delivery, frozenset[int]]] = []
+        self._earlier = False
+        self._told = False
+        self._retry = RETRY_FIRST_SEC
+        self.release_at = float("inf")
+        self.first_rebalance: Delivery | None = None
+
+    # -- refresh ------------------------------------------------------------------------------------------------
+
+    def refresh(self, session: Session, valid_until: Callable[[], float]) -> Refreshed:
+        """Take the database's view of this node's tokens. ``valid_until`` says for how long it may be trusted."""
+        ((state, epoch, owned_text, draining_text, marks, coming, earlier),) = session.execute(
+            self._sql.refresh, self._membership.name, self._membership.incarnation, timeout=HEAVY_SEC
+        )
+        if state is None:
+            return Refreshed(None, 0, 0)
+        owned, draining = parse_array(owned_text), set(parse_array(draining_text))
+        gained, lost = self._ownership.publish(owned, int(epoch or 0), valid_until())
+        self._draining, self._marks = draining, parse_array(marks)
+        self._earlier = earlier not in (None, "0")
+        if draining or self._earlier:
+            self._retry = RETRY_FIRST_SEC
+            self.release_at = now()
+        self._tell(gained, lost, draining, int(epoch or 0))
+        return Refreshed(state, len(owned), int(coming or 0))
+
+    def lose_all(self) -> None:
+        """This life of the node is over: whatever it had is gone."""
+        lost = self._ownership.clear()
+        self._draining, self._marks, self._earlier = set(), [], False
+        self.release_at = float("inf")
+        self._tell([], lost, set(), self._ownership.held.epoch)
+
+    def _tell(self, gained: list[int], lost: list[int], draining: set[int], epoch: int) -> None:
+        if self._on_revoke is not None and lost:
+            asked, gone = draining.intersection(lost), set(lost) - draining
+            if asked:
+                tokens = frozenset(asked)
+                event = RevokeEvent(tokens, self._drain, lost=False)
+                self._revoking.append((self._on_revoke.send(event), tokens))
+            if gone:
+                self._on_revoke.send(RevokeEvent(frozenset(gone), 0, lost=True))
+        if self._on_rebalance is not None and (gained or lost):
+            first = not self._told and bool(gained)
+            self._told = self._told or first
+            removed = 0 if first else len(lost)
+            delivery = self._on_rebalance.send(RebalanceEvent(first, epoch, len(gained), removed))
+            if first:
+                self.first_rebalance = delivery
+
+    # -- release ------------------------------------------------------------------------------------------------
+
+    def release(self, session: Session) -> bool:
+        """Release what can be released now; True if the epoch has moved on by it."""
+        self._revoking = [(delivery, tokens) for delivery, tokens in self._revoking if not delivery.done.is_set()]
+        busy = {token for _, tokens in self._revoking for token in tokens}
+        ready = sorted(self._draining - busy)
+        self.release_at = float("inf")
+        moved = 0
+        if ready:
+            rows = session.execute(
+                self._sql.release,
+                self._membership.name,
+                self._membership.incarnation,
+                array(self._marks),
+                array(ready),
+                timeout=HEAVY_SEC,
+            )
+            moved = sum(int(row[1] or 0) for row in rows)
+            if moved == len(ready):
+                self._draining -= set(ready)
+        if self._earlier:
+            session.execute(self._sql.regain, self._membership.name, self._membership.incarnation, timeout=HEAVY_SEC)
+        left = self._draining - busy
+        if left or self._earlier:
+            self.release_at = now() + self._retry
+            self._retry = min(2 * self._retry, RETRY_MOST_SEC)
+        return moved > 0 or self._earlier
+
+    def revoke_all(self) -> Delivery | None:
+        """Say no to everything, because this node leaves, and tell ``on_revoke``."""
+        lost = self._ownership.clear()
+        if self._on_revoke is None or not lost:
+            return None
+        return self._on_revoke.send(RevokeEvent(frozenset(lost), self._drain, lost=False))

@@ -1,0 +1,196 @@
+"""Being a member: register, heartbeat, leave.
+
+A life of a node is an *incarnation*, a UUID drawn at each registration; every later statement names it, so that a
+process whose name was taken over, or which was evicted, changes nothing and learns of it by zero rows.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+
+from jobsync_orm.config import CoordinationConfig
+from jobsync_orm.coordinator.observation import FREED_GRACES, Seen, parse_seen
+from jobsync_orm.coordinator.session import Row, Session, now
+from jobsync_orm.coordinator.statements import Statements
+from jobsync_orm.exceptions import NodeNameInUse
+
+__all__ = ["Beat", "Membership", "Superseded"]
+
+logger = logging.getLogger("jobsync_orm")
+
+# Seconds between two looks at a name that cannot be had yet.
+LOOK_SEC = 0.25
+
+
+class Superseded(Exception):
+    """Another session holds this node's advisory lock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A heartbeat's answer."""
+
+    sent_at: float
+    received_at: float
+    state: str | None
+    epoch: int
+    revision: int
+    oldest: list[str]
+    seen: list[Seen]
+    members: int
+    cluster: str
+
+
+class Membership:
+    """This node's row in the cluster."""
+
+    def __init__(self, config: CoordinationConfig, name: str, statements: Statements) -> None:
+        self._config = config
+        self._sql = statements
+        self._version = metadata.version("jobsync-orm")
+        self.name = name
+        self.incarnation = ""
+        # A server that has not answered by now is asked again on a new connection, well within the lease.
+        self.answer_sec = max(1.0, config.heartbeat_timeout_sec - config.heartbeat_interval_sec)
+
+    # -- the advisory lock --------------------------------------------------------------------------------------
+
+    def hold_lock(self, session: Session, old_pid: int) -> bool:
+        """Take this node's advisory lock for ``session``.
+
+        ``old_pid`` is the backend of this process's earlier session (0: none): if the server has not noticed that
+        session's end and it still holds the lock, it is ended.
+        """
+        if self._try_lock(session):
+            return True
+        if old_pid:
+            session.execute(self._sql.drop_old_session, self.name, old_pid, timeout=self.answer_sec)
+            return self._try_lock(session)
+        return False
+
+    def _try_lock(self, session: Session) -> bool:
+        ((got,),) = session.execute(self._sql.lock_node, self.name, timeout=self.answer_sec)
+        return got == "t"
+
+    # -- register -----------------------------------------------------------------------------------------------
+
+    def register(self, session: Session, deadline: float, stopped: Callable[[], bool]) -> bool:
+        """Join the cluster under this name; ``session`` then holds its advisory lock.
+
+        A row left by a crashed process of the same name is taken over, with its tokens, once it is certain that the
+        process no longer says yes: its lock was had, and its heartbeat has stood still for longer than it may.
+
+        Returns
+        -------
+        bool
+            False if ``stopped`` turned true first.
+
+        Raises
+        ------
+        NodeNameInUse
+            A process of this name is alive: its heartbeat advanced while it was watched; or ``deadline`` (on this
+            process's clock) has passed while its session still held the lock.
+        """
+        locked = False
+        watched: tuple[Row, float] | None = None
+        while not stopped():
+            locked = locked or self._try_lock(session)
+            asked_at = now()
+            rows = session.execute(self._sql.find, self.name, timeout=self.answer_sec)
+            row = rows[0] if rows and rows[0][1] != "away" else None
+            if row is None:
+                if locked and self._insert(session, None):
+                    return True
+                watched = None
+            elif watched is None or watched[0][0] != row[0]:
+                watched = (row, now())
+            elif watched[0][2] != row[2]:
+                raise NodeNameInUse(self._in_use(row))
+            else:
+                still_for = asked_at - watched[1]
+                silent = (
+                    still_for > self._config.heartbeat_timeout_sec
+                    and float(row[6] or 0) > self._config.heartbeat_timeout_sec
+                )
+                if locked and still_for > FREED_GRACES * self._config.connection_grace_sec:
+                    if self._insert(session, row):
+                        return True
+                    watched = None
+                elif silent and row[3] is not None:
+                    # Dead by its heartbeat, but the server still keeps its session.
+                    session.execute(self._sql.drop_old_session, self.name, int(row[3]), timeout=self.answer_sec)
+            if now() > deadline and not locked:
+                raise NodeNameInUse(self._in_use(row))
+            session.wait(LOOK_SEC)
+        return False
+
+    def _in_use(self, row: Row | None) -> str:
+        where = "" if row is None else f" (process {row[5]} on {row[4]})"
+        return f"node name {self.name!r} is in use by a live process{where}: every worker needs a name of its own"
+
+    def _insert(self, session: Session, replaced: Row | None) -> bool:
+        config = self._config
+        incarnation = str(uuid.uuid4())
+        rows = session.execute(
+            self._sql.register,
+            self.name,
+            incarnation,
+            replaced[0] if replaced else None,
+            replaced[2] if replaced else None,
+            config.weight,
+            config.can_lead,
+            config.rejoin_grace_sec,
+            json.dumps(dict(config.labels or {})),
+            socket.gethostname(),
+            os.getpid(),
+            self._version,
+            timeout=self.answer_sec,
+        )
+        if not rows:
+            return False
+        self.incarnation = incarnation
+        logger.info("%s has joined", self.name)
+        return True
+
+    # -- heartbeat and leave ------------------------------------------------------------------------------------
+
+    def beat(self, session: Session, applied_epoch: int, *, everyone: bool, locks: bool) -> Beat:
+        """Send one heartbeat. ``state`` is None in the answer if this life of the node is over."""
+        sent_at = now()
+        ((state, epoch, revision, oldest, seen, members, cluster),) = session.execute(
+            self._sql.beat,
+            self.name,
+            self.incarnation,
+            applied_epoch,
+            everyone,
+            locks,
+            timeout=self.answer_sec,
+        )
+        return Beat(
+            sent_at,
+            now(),
+            state,
+            int(epoch or 0),
+            int(revision or 0),
+            json.loads(oldest or "[]") or [],
+            parse_seen(seen),
+            int(members or 0),
+            cluster or "",
+        )
+
+    def members(self, session: Session) -> list[str]:
+        """Names of the live nodes, oldest first."""
+        ((names,),) = session.execute(self._sql.members, timeout=self.answer_sec)
+        return json.loads(names or "[]") or []
+
+    def leave(self, session: Session) -> None:
+        """End this life of the node. Its tokens have no live owner from here on."""
+        session.execute(self._sql.leave, self.name, self.incarnation, timeout=self.answer_sec)
+        logger.info("%s has left", self.name)

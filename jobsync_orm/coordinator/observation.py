@@ -1,0 +1,135 @@
+"""What this node has itself seen of the others, and whom that makes dead.
+
+A row that looks old proves nothing by itself: the database may have been away, or this process may have slept. So a
+node is dead only on this process's own, uninterrupted evidence:
+
+* *silent*: its ``last_heartbeat`` was seen with the same value for ``heartbeat_timeout_sec``; or
+* *freed*: the advisory lock of its session was seen held, and then free on every look for more than twice
+  ``connection_grace_sec``.
+
+All evidence is dropped when this node's own session breaks, or when it has not looked for a while. The eviction itself
+names the ``last_heartbeat`` seen, and the database checks it again together with the age by its own clock (silent) or
+the lock (freed).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+
+__all__ = ["Evidence", "Observer", "Seen", "parse_seen"]
+
+# A freed lock convicts after this many times connection_grace_sec; anything above 2 is safe.
+FREED_GRACES = 2.4
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One node's row as one look showed it."""
+
+    name: str
+    incarnation: str
+    state: str
+    beat: str
+    age_sec: float
+    backend_pid: int | None
+    rejoin_grace_sec: float
+    locked: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Why a node may be evicted: the row it is about, and whether its lock was freed (else it was silent)."""
+
+    name: str
+    incarnation: str
+    beat: str
+    freed: bool
+
+
+@dataclass(slots=True)
+class _Record:
+    row: Seen
+    same_since: float
+    held: bool
+    free_since: float | None
+
+
+def parse_seen(text: str | None) -> list[Seen]:
+    """The rows of a beat's answer, oldest node first."""
+    return [Seen(*line) for line in json.loads(text or "[]") or []]
+
+
+class Observer:
+    """Collects looks and draws the conclusions.
+
+    Parameters
+    ----------
+    timeout_sec : float
+        Silence that makes a node dead.
+    grace_sec : float
+        ``connection_grace_sec``, the same for every node of the cluster.
+    patience_sec : float
+        Longest time between two looks for them to count as one observation.
+    """
+
+    def __init__(self, timeout_sec: float, grace_sec: float, patience_sec: float) -> None:
+        self._timeout = timeout_sec
+        self._freed_after = FREED_GRACES * grace_sec
+        self._patience = patience_sec
+        self._records: dict[str, _Record] = {}
+        self._looked_at: float | None = None
+
+    def reset(self) -> None:
+        """Forget everything: the own session is new."""
+        self._records.clear()
+        self._looked_at = None
+
+    def look(self, rows: Collection[Seen], sent_at: float, received_at: float) -> None:
+        """Take in one look, sent and answered at these times of this process's clock, in seconds."""
+        if self._looked_at is not None and sent_at - self._looked_at > self._patience:
+            self._records.clear()
+        self._looked_at = received_at
+        records: dict[str, _Record] = {}
+        for row in rows:
+            old = self._records.get(row.name)
+            same_life = (
+                old is not None
+                and old.row.incarnation == row.incarnation
+                and old.row.backend_pid == row.backend_pid
+                and old.row.state != "away"
+            )
+            if old is None or not same_life:
+                records[row.name] = _Record(row, received_at, bool(row.locked), None)
+                continue
+            beaten = old.row.beat != row.beat
+            # A look without lock information leaves what is known of the lock as it is.
+            held = old.held or bool(row.locked)
+            free_since = old.free_since
+            if row.locked or beaten:
+                free_since = None
+            if row.locked is False and held and free_since is None:
+                free_since = received_at
+            records[row.name] = _Record(row, received_at if beaten else old.same_since, held, free_since)
+        self._records = records
+
+    @property
+    def suspects(self) -> bool:
+        """Whether some lock that was held is free now: look again soon."""
+        return any(record.free_since is not None for record in self._records.values())
+
+    def dead(self, asked_at: float, among: Collection[str]) -> list[Evidence]:
+        """Which of the nodes ``among`` are dead, by looks the last of which was sent at ``asked_at``."""
+        found = []
+        for name in among:
+            record = self._records.get(name)
+            if record is None:
+                continue
+            row = record.row
+            freed = record.free_since is not None and asked_at - record.free_since > self._freed_after
+            silent = asked_at - record.same_since > self._timeout and row.age_sec > self._timeout
+            over = row.state == "away" and row.age_sec > row.rejoin_grace_sec
+            if over or (row.state != "away" and (freed or silent)):
+                found.append(Evidence(name, row.incarnation, row.beat, freed and row.state != "away"))
+        return found

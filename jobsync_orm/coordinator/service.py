@@ -1,0 +1,535 @@
+"""The one background loop of a node: one thread, one connection.
+
+Each turn waits for a notification, a wake-up or the next thing that is due, and then does what is due, in this order:
+heartbeat, refresh, release, evict, plan. Any failed statement gives up that turn, never the loop; a broken connection
+is made anew for as long as the job runs. Nothing of the user's runs here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import re
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from jobsync_orm.config import CoordinationConfig
+from jobsync_orm.coordinator.callbacks import Callback
+from jobsync_orm.coordinator.handoff import Handoff
+from jobsync_orm.coordinator.leadership import Leadership
+from jobsync_orm.coordinator.membership import Membership
+from jobsync_orm.coordinator.observation import Observer, Seen
+from jobsync_orm.coordinator.session import Session, SessionLost, StatementFailed, now
+from jobsync_orm.coordinator.statements import Statements
+from jobsync_orm.coordinator.view import Ownership
+from jobsync_orm.coordinator.waker import Waker
+from jobsync_orm.exceptions import (
+    ClusterMismatch,
+    ConfigurationError,
+    JobsyncError,
+    NodeNameInUse,
+    PooledConnection,
+    SchemaNotReady,
+)
+
+__all__ = ["PROTOCOL_VERSION", "Coordinator"]
+
+logger = logging.getLogger("jobsync_orm")
+
+PROTOCOL_VERSION = 1
+
+# Between a freed lock and its conviction the watcher looks this often.
+SUSPECT_SEC = 0.25
+
+# The next in line looks at the leader's lock this much less often than the leader looks at everybody's: together they
+# stay within the load of a cluster that does nothing.
+NEXT_IN_LINE = 1.5
+
+RECONNECT_FIRST_SEC, RECONNECT_MOST_SEC = 0.05, 1.0
+
+# After a statement failed, the same turn is tried again after this time.
+FAILED_SEC = 0.5
+
+# What waiting will not mend. (A server that speaks another language is found out by the deadline.)
+_REFUSED = re.compile(r"authentication failed|does not exist|no pg_hba.conf entry|could not translate host name")
+
+# Longest a leaving node goes on trying to reach a database that does not answer.
+LEAVE_SEC = 5.0
+
+
+class Coordinator:
+    """Runs one node of the cluster.
+
+    Parameters
+    ----------
+    config : CoordinationConfig
+        The settings.
+    node_name : str
+        This node.
+    on_rebalance, on_revoke : callable, optional
+        The user's callbacks.
+    """
+
+    def __init__(
+        self,
+        config: CoordinationConfig,
+        node_name: str,
+        on_rebalance: Callable[..., Any] | None = None,
+        on_revoke: Callable[..., Any] | None = None,
+    ) -> None:
+        self._config = config
+        self._name = node_name
+        self.ownership = Ownership(config.total_tokens, config.certainty_wait_sec)
+        self._sql = Statements(config.names)
+        self._waker = Waker()
+        self._on_rebalance = Callback("on_rebalance", on_rebalance, self.wake) if on_rebalance else None
+        self._on_revoke = Callback("on_revoke", on_revoke, self.wake) if on_revoke else None
+        self._tick_sec = config.connection_grace_sec / 3
+        self._session = Session(
+            config.connection_pool(), self._waker.descriptor, self._tick, self._tick_sec, self._setup_sql()
+        )
+        self._membership = Membership(config, node_name, self._sql)
+        self._handoff = Handoff(
+            self._sql,
+            self._membership,
+            self.ownership,
+            config.drain_timeout_sec,
+            self._on_rebalance,
+            self._on_revoke,
+        )
+        self._observer = Observer(
+            config.heartbeat_timeout_sec, config.connection_grace_sec, 2 * config.heartbeat_interval_sec + 1
+        )
+        self._leadership = Leadership(
+            config.names,
+            self._sql,
+            node_name,
+            self._observer,
+            config.drain_timeout_sec,
+            config.heartbeat_timeout_sec,
+        )
+        # The margin covers clocks that run at different rates, and a reader that is slow to read its clock.
+        self._lease_sec = config.heartbeat_timeout_sec - max(0.2, config.heartbeat_interval_sec / 5)
+        self._lease_until = 0.0
+        self._certain = False
+        self._asked_at = 0.0
+        self._seen: list[Seen] = []
+        self._next_beat = 0.0
+        self._refresh_due = False
+        self._full_member = self._planned = False
+        self._stop = threading.Event()
+        self._entered = threading.Event()
+        self._ended = threading.Event()
+        self._failure: BaseException | None = None
+        self._deadline = 0.0
+        self._unreachable = ""
+        self._state = "new"
+        self.live_nodes = 0
+        self.last_beat_at: float | None = None  # time.time() of the last acknowledged heartbeat, for people
+        self._thread = threading.Thread(target=self._run, name=f"jobsync-{node_name}"[:40], daemon=True)
+        _running.add(self)
+
+    # -- for the application's threads -------------------------------------------------------------------------
+
+    @property
+    def incarnation(self) -> str:
+        """This life of the node."""
+        return self._membership.incarnation
+
+    @property
+    def leads(self) -> bool:
+        """Whether this node leads, as far as its last heartbeat knew."""
+        return self._certain and self._leadership.leads
+
+    @property
+    def healthy(self) -> bool:
+        """Whether this node may say yes to its tokens now."""
+        return self._certain and now() < self._lease_until and self._thread.is_alive()
+
+    @property
+    def state(self) -> str:
+        """``new``, ``joining``, ``active``, ``reconnecting``, ``leaving`` or ``stopped``."""
+        return self._state
+
+    def start(self, wait_sec: float) -> None:
+        """Start the loop and wait until this node is a full member.
+
+        Raises
+        ------
+        TimeoutError
+            Fewer than ``minimum_nodes`` are there, no leader has planned, or the database has not been reached,
+            within ``wait_sec``.
+        JobsyncError
+            Any reason why this node may not join.
+        """
+        self._deadline = now() + wait_sec
+        self._thread.start()
+        self._entered.wait()
+        if self._failure is not None:
+            raise self._failure
+        first = self._handoff.first_rebalance
+        if first is not None:
+            # Do not hand out tasks before the application has heard of its tokens; nor wait for it without end.
+            first.done.wait(max(0.0, min(self._deadline - now(), self._config.callback_timeout_sec)))
+
+    def stop(self) -> None:
+        """Leave the cluster and end the loop. Returns once the tokens are without owner, or a deadline has passed."""
+        self._stop.set()
+        self.wake()
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            most = self._config.callback_timeout_sec + self._membership.answer_sec + LEAVE_SEC + 1
+            if not self._ended.wait(most):
+                logger.warning("%s: the loop has not ended after %.0f s; going on without it", self._name, most)
+        for callback in (self._on_rebalance, self._on_revoke):
+            if callback is not None:
+                callback.finish(self._config.callback_timeout_sec)
+
+    def wake(self) -> None:
+        """Make the loop look up."""
+        self._waker.wake()
+
+    # -- the loop ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        backoff = RECONNECT_FIRST_SEC
+        try:
+            while not self._stop.is_set():
+                try:
+                    self._connect()
+                    backoff = RECONNECT_FIRST_SEC
+                    self._serve()
+                except SessionLost as lost:
+                    self._lost(lost)
+                except StatementFailed as failed:
+                    self._lost(failed)
+                except JobsyncError as refused:
+                    if not self._entered.is_set():
+                        raise
+                    logger.error("%s: %s", self._name, refused)
+                    self._lost(refused)
+                if not self._stop.is_set():
+                    self._pause(backoff * random.uniform(0.5, 1.0))
+                    backoff = min(2 * backoff, RECONNECT_MOST_SEC)
+        except BaseException as error:
+            if self._entered.is_set() or not isinstance(error, JobsyncError | TimeoutError):
+                logger.exception("%s: coordination has failed", self._name)
+            self._failure = error
+        finally:
+            try:
+                self._leave()
+            finally:
+                self._state = "stopped"
+                self._certain = False
+                self.ownership.clear()
+                self._session.close()
+                self._waker.close()
+                self._entered.set()
+                self._ended.set()
+
+    def _pause(self, seconds: float) -> None:
+        """Wait without a connection."""
+        until = now() + seconds
+        while not self._stop.is_set() and (left := until - now()) > 0:
+            if now() >= self._lease_until:
+                self.ownership.deny()
+            self._stop.wait(min(left, self._tick_sec))
+        self._check_deadline(connected=False)
+
+    def _lost(self, why: Exception) -> None:
+        """The session is gone: whether this node still owns anything is open until it is back."""
+        self._certain = False
+        self.ownership.doubt()
+        if now() >= self._lease_until:
+            self.ownership.deny()
+        self._session.close()
+        self._observer.reset()
+        self._leadership.forget()
+        if self._state == "active":
+            logger.warning("%s: %s; reconnecting", self._name, why)
+            self._state = "reconnecting"
+
+    def _connect(self) -> None:
+        """Open a session, and be a member on it."""
+        old_pid = self._session.pid
+        try:
+            self._session.open()
+        except SessionLost as lost:
+            self._unreachable = str(lost)
+            if not old_pid and _REFUSED.search(self._unreachable):
+                raise ConfigurationError(f"{self._name}: {lost}") from lost
+            raise
+        self._check_cluster()
+        if self._membership.incarnation:
+            # Until the server has freed the lock of the session before, this node must not say yes; and if another
+            # process has taken the name, the heartbeat will not find this life of the node.
+            while not self._membership.hold_lock(self._session, old_pid) and not self._stop.is_set():
+                self._check_taken()
+                self._session.wait(SUSPECT_SEC)
+            if not self._beat():
+                self._evicted()
+        if not self._membership.incarnation:
+            self._register()
+
+    def _register(self) -> None:
+        deadline = self._deadline if not self._entered.is_set() else float("inf")
+        while not self._stop.is_set():
+            try:
+                if self._membership.register(self._session, deadline, self._stop.is_set):
+                    self._refresh_due = True
+                    self._beat()
+                    return
+            except NodeNameInUse as error:
+                if not self._entered.is_set():
+                    raise
+                # It was this node's name before it was evicted; the other process has it now.
+                logger.error("%s; this process owns nothing until that one is gone", error)
+                self._session.wait(self._config.heartbeat_timeout_sec)
+
+    def _check_taken(self) -> None:
+        """The lock is not to be had: see whether this life of the node is over, without prolonging its lease."""
+        rows = self._session.execute(self._sql.find, self._name, timeout=self._membership.answer_sec)
+        if not rows or rows[0][0] != self._membership.incarnation:
+            self._evicted()
+            raise SessionLost("another process has taken this node's name")
+
+    def _serve(self) -> None:
+        """Turn after turn on an open session."""
+        names = self._config.names
+        mine, everyones = names.node_channel(self._name), names.cluster_channel
+        if not self._membership.incarnation:
+            return
+        self._refresh_due = True
+        while not self._stop.is_set():
+            try:
+                at = now()
+                if at >= self._next_beat and not self._beat():
+                    self._evicted()
+                    self._register()
+                if self._refresh_due and not self._refresh():
+                    self._evicted()
+                    self._register()
+                    continue
+                if now() >= self._handoff.release_at and self._handoff.release(self._session):
+                    self._refresh_due = True
+                    continue
+                self._lead()
+                self._check_entered()
+            except StatementFailed as failed:
+                logger.warning("%s: %s; trying again", self._name, failed)
+                self._session.wait(FAILED_SEC)
+                continue
+            if self._refresh_due:
+                continue
+            due = min(self._next_beat, self._handoff.release_at, self._leadership.plan_at)
+            if not self._entered.is_set():
+                due = min(due, self._deadline)
+            heard = self._session.wait(max(0.0, due - now()))
+            if everyones in heard:
+                self._next_beat = 0.0
+            if mine in heard:
+                self._refresh_due = True
+
+    def _beat(self) -> bool:
+        """One heartbeat. False if this life of the node is over."""
+        leads, watches = self._leadership.leads, self._leadership.is_next
+        applied = self.ownership.held.epoch
+        beat = self._membership.beat(self._session, applied, everyone=leads, locks=leads or watches)
+        if beat.state is None:
+            return False
+        self._seen = beat.seen
+        self._observer.look(beat.seen, beat.sent_at, beat.received_at)
+        self._leadership.heard(beat.oldest, beat.revision)
+        self.live_nodes = beat.members
+        self._certain = True
+        self._lease_until = beat.sent_at + self._lease_sec
+        self._asked_at = beat.sent_at
+        self.last_beat_at = time.time()
+        if beat.epoch != self.ownership.held.epoch:
+            # The lease is renewed for the view as the database has it now; see to it that this is the view.
+            self._refresh_due = True
+        self._tick()
+        self._next_beat = now() + self._beat_gap()
+        if self._leadership.leads != leads or self._leadership.is_next != watches:
+            self._next_beat = 0.0  # with the rows and locks that the new part needs
+        return True
+
+    def _beat_gap(self) -> float:
+        config = self._config
+        if self._observer.suspects and (self._leadership.leads or self._leadership.is_next):
+            return min(SUSPECT_SEC, config.lock_watch_interval_sec)
+        if self._leadership.leads:
+            return min(config.lock_watch_interval_sec, config.heartbeat_interval_sec)
+        if self._leadership.is_next:
+            return min(NEXT_IN_LINE * config.lock_watch_interval_sec, config.heartbeat_interval_sec)
+        return config.heartbeat_interval_sec
+
+    def _refresh(self) -> bool:
+        found = self._handoff.refresh(self._session, self._valid_until)
+        if found.state is None:
+            return False
+        self._refresh_due = False
+        self._full_member = found.state == "active" and (found.owned > 0 or found.coming == 0)
+        self._planned = found.state == "active"
+        return True
+
+    def _lead(self) -> None:
+        """Evict whom the evidence convicts; plan when a plan is due."""
+        wards = self._leadership.wards(seen.name for seen in self._seen)
+        dead = self._observer.dead(self._asked_at, wards)
+        if dead:
+            gone = self._leadership.evict(self._session, dead)
+            if gone:
+                logger.warning("%s: taken for dead: %s", self._name, ", ".join(sorted(gone)))
+            self._next_beat = 0.0
+        if self._leadership.leads and now() >= self._leadership.plan_at:
+            outcome = self._leadership.plan(self._session, self._membership.incarnation)
+            if outcome is not None:
+                logger.info("%s: plan of epoch %d moves %d tokens", self._name, outcome.epoch, outcome.moved)
+                self._refresh_due = True
+
+    # -- certainty ---------------------------------------------------------------------------------------------
+
+    def _valid_until(self) -> float:
+        return min(self._lease_until, now() + self._config.connection_grace_sec)
+
+    def _tick(self) -> None:
+        """The connection shows no sign of a break at this moment."""
+        if self._certain:
+            until = self._valid_until()
+            if until > now():
+                self.ownership.extend(until)
+            else:
+                self.ownership.deny()
+
+    def _evicted(self) -> None:
+        logger.warning("%s was taken for dead; its tokens are gone, joining anew", self._name)
+        self._certain = False
+        self._membership.incarnation = ""
+        self._handoff.lose_all()
+
+    # -- entering and leaving ----------------------------------------------------------------------------------
+
+    def _check_entered(self) -> None:
+        if self._entered.is_set():
+            return
+        enough = self.live_nodes >= self._config.minimum_nodes
+        if enough and (self._full_member or (self._planned and now() >= self._deadline)):
+            self._state = "active"
+            self._entered.set()
+        else:
+            self._check_deadline(connected=True)
+
+    def _check_deadline(self, *, connected: bool) -> None:
+        if self._entered.is_set() or self._stop.is_set() or now() < self._deadline:
+            return
+        config = self._config
+        if not connected:
+            raise TimeoutError(
+                f"{self._name}: the database could not be reached before wait_on_enter had passed: {self._unreachable}"
+            )
+        there = self._membership.members(self._session)
+        names = ", ".join(there)
+        if len(there) < config.minimum_nodes:
+            raise TimeoutError(
+                f"{self._name}: minimum_nodes={config.minimum_nodes}, but when wait_on_enter had passed only "
+                f"{len(there)} were there: {names}"
+            )
+        raise TimeoutError(
+            f"{self._name}: no leader has assigned tokens before wait_on_enter had passed; there are: {names}. "
+            "At least one live node needs can_lead=True"
+        )
+
+    def _leave(self) -> None:
+        """Say no, let on_revoke run, hand everything over, end."""
+        self._state = "leaving"
+        if not self._membership.incarnation:
+            return
+        delivery = self._handoff.revoke_all()
+        self._certain = False
+        if delivery is not None:
+            delivery.done.wait(self._config.callback_timeout_sec)
+        until = now() + LEAVE_SEC
+        while now() < until:
+            try:
+                if not self._session.is_open:
+                    self._session.open()
+                self._membership.leave(self._session)
+                return
+            except (SessionLost, StatementFailed) as error:
+                logger.warning("%s: %s while leaving; trying again", self._name, error)
+                time.sleep(RECONNECT_FIRST_SEC)
+        logger.warning("%s could not tell the database that it leaves; it will be taken for dead", self._name)
+
+    # -- the database ------------------------------------------------------------------------------------------
+
+    def _setup_sql(self) -> str:
+        names, config = self._config.names, self._config
+        idle = int(config.heartbeat_timeout_sec)
+        name = ("jobsync " + self._name).encode("ascii", "replace").decode()[:60].replace("'", "''")
+        # The server must not drop a half-open connection, and with it the lock, before this node's lease has ended.
+        return ";".join(
+            (
+                f"SET application_name = '{name}'",
+                "SET TimeZone = 'UTC'",
+                "SET DateStyle = 'ISO'",
+                "SET lock_timeout = '2s'",
+                "SET statement_timeout = '60s'",
+                "SET idle_in_transaction_session_timeout = '5s'",
+                f"SET tcp_keepalives_idle = {max(1, idle)}",
+                "SET tcp_keepalives_interval = 5",
+                "SET tcp_keepalives_count = 3",
+                f"LISTEN {names.cluster_channel}",
+                f"LISTEN {names.node_channel(self._name)}",
+            )
+        )
+
+    def _check_cluster(self) -> None:
+        """Refuse to take part in a cluster that hashes differently."""
+        if self._session.pooled:
+            raise PooledConnection(
+                "the coordination connection goes through a connection pooler, which cannot keep its advisory lock "
+                "and notifications: give CoordinationConfig a url (or engine) that reaches PostgreSQL directly; the "
+                "application's own sessions may keep using the pooler"
+            )
+        upgrade = f"jobsync-orm db upgrade --appname {self._config.appname}"
+        try:
+            rows = self._session.execute(self._sql.cluster, timeout=self._membership.answer_sec)
+        except StatementFailed as failed:
+            if failed.sqlstate in ("42P01", "3F000"):  # no such table, no such schema
+                raise SchemaNotReady(
+                    f"the tables of appname {self._config.appname!r} are not there: run `{upgrade}`, call "
+                    "jobsync_orm.migrate.upgrade(), or give CoordinationConfig(create_tables=True)"
+                ) from failed
+            raise
+        if not rows:
+            raise SchemaNotReady(f"the cluster table of appname {self._config.appname!r} is empty: run `{upgrade}`")
+        total, hash_function, _, protocol = rows[0]
+        for name, mine, theirs in (
+            ("total_tokens", str(self._config.total_tokens), total),
+            ("hash_function", self._config.hash_function, hash_function),
+        ):
+            if mine != theirs:
+                raise ClusterMismatch(
+                    f"{name} is {mine} in this node's configuration and {theirs} in the cluster "
+                    f"{self._config.appname!r}: tasks would have two owners or none; give every node {name}={theirs}"
+                )
+        if protocol != str(PROTOCOL_VERSION):
+            raise SchemaNotReady(
+                f"the cluster speaks protocol {protocol}, this library {PROTOCOL_VERSION}: "
+                f"run `{upgrade}` and the same release of jobsync_orm on every node"
+            )
+
+
+def _forget_in_child() -> None:
+    """A forked child has no loop: it owns nothing, and leaves the parent's connection alone."""
+    for coordinator in list(_running):
+        coordinator.ownership = Ownership(coordinator._config.total_tokens, 0)
+        coordinator._state = "stopped"
+
+
+_running: weakref.WeakSet[Coordinator] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_forget_in_child)

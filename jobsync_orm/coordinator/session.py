@@ -1,0 +1,269 @@
+"""The coordinator's one connection: statements with a deadline, notifications, and a clock that runs in suspend.
+
+A coordinator must never hang: a server that does not answer and packets that vanish must end in an error after a
+time of its own choosing, and while it waits it must go on telling the world that it is awake. psycopg's own
+``execute`` waits for as long as the socket lives, so this module drives the same libpq connection (``psycopg.pq``)
+itself, in non-blocking mode, around one ``select``. Values travel as text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from psycopg.pq import ConnStatus, ExecStatus, TransactionStatus
+from sqlalchemy.pool import Pool
+
+__all__ = ["Row", "Session", "SessionLost", "StatementFailed", "array", "now", "parse_array"]
+
+Row = tuple[str | None, ...]
+Param = str | int | float | bool | None
+
+_CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def now() -> float:
+    """Seconds on a clock that no one sets and that, on Linux, keeps running while the machine is suspended."""
+    return time.clock_gettime(_CLOCK)
+
+
+class SessionLost(Exception):
+    """The connection broke, or did not answer in time. Whether the statement was executed is not known."""
+
+
+class StatementFailed(Exception):
+    """The server refused a statement; the connection is fine."""
+
+    def __init__(self, message: str, sqlstate: str) -> None:
+        super().__init__(f"{message} (SQLSTATE {sqlstate})")
+        self.sqlstate = sqlstate
+
+
+def array(values: Iterable[object]) -> str:
+    """``values`` as the text of a one-dimensional PostgreSQL array."""
+    return "{" + ",".join(_element(value) for value in values) + "}"
+
+
+def _element(value: object) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, bool):
+        return "t" if value else "f"
+    if isinstance(value, int):
+        return str(value)
+    text = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{text}"'
+
+
+def parse_array(text: str | None) -> list[int]:
+    """The integers of a PostgreSQL array's text; NULL is the empty list."""
+    if text is None or text == "{}":
+        return []
+    return list(map(int, text[1:-1].split(",")))
+
+
+# poll, not select: an application may have more than 1,024 descriptors open.
+_READ: Final = select.POLLIN | select.POLLPRI
+
+
+def _poll(watch: list[tuple[int, int]], seconds: float) -> dict[int, int]:
+    """Wait for one of the descriptors; descriptor -> events."""
+    poller = select.poll()
+    for descriptor, events in watch:
+        poller.register(descriptor, events)
+    return dict(poller.poll(seconds * 1000))
+
+
+class Session:
+    """One database session of the coordinator.
+
+    Parameters
+    ----------
+    pool : Pool
+        Makes the connection, just as the application's engine would.
+    wake_fd : int
+        A descriptor that becomes readable when the loop must look up.
+    on_tick : callable
+        Called every ``tick_sec`` seconds while this session waits and the connection shows no sign of a break.
+    tick_sec : float
+        Seconds.
+    setup : str
+        Statements run on each new connection.
+    """
+
+    def __init__(self, pool: Pool, wake_fd: int, on_tick: Callable[[], None], tick_sec: float, setup: str) -> None:
+        self._pool = pool
+        self._wake_fd = wake_fd
+        self._on_tick = on_tick
+        self._tick_sec = tick_sec
+        self._setup = setup
+        self._connection: Any = None
+        self._heard: set[str] = set()
+        self.pid = 0
+        self.pooled = False
+
+    def open(self) -> None:
+        """Connect. Raises :class:`SessionLost`."""
+        self.close()
+        try:
+            fairy = self._pool.connect()
+            connection: Any = fairy.dbapi_connection
+            fairy.detach()
+            connection.autocommit = True
+        except Exception as error:
+            # Whatever the driver, a hook of the application's engine or the network raises: there is no session.
+            raise SessionLost(f"cannot connect: {error}") from error
+        self._connection = connection
+        try:
+            if connection.pgconn.transaction_status != TransactionStatus.IDLE:
+                connection.rollback()
+            connection.pgconn.notify_handler = self._hear
+            connection.pgconn.nonblocking = 1
+            self.script(self._setup)
+            (row,) = self.execute("SELECT pg_backend_pid()", timeout=10)
+            self.pid = int(row[0] or 0)
+            # A pooler answers with a process number of its own making.
+            self.pooled = connection.pgconn.backend_pid != self.pid
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the connection, if there is one."""
+        connection, self._connection = self._connection, None
+        self._heard.clear()
+        if connection is not None:
+            with contextlib.suppress(Exception):
+                connection.close()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection that has shown no sign of a break."""
+        return self._connection is not None and self._connection.pgconn.status == ConnStatus.OK
+
+    def script(self, sql: str, *, timeout: float = 10) -> None:
+        """Run statements without parameters or results."""
+        self._run(lambda pg: pg.send_query(sql.encode()), timeout)
+
+    def execute(self, sql: str, *params: Param, timeout: float) -> list[Row]:
+        """Run one statement in a transaction of its own and return its rows as text.
+
+        Parameters
+        ----------
+        sql : str
+            With ``$1`` and so on.
+        *params : str, int, float, bool or None
+            The values.
+        timeout : float
+            Seconds to wait for the answer.
+
+        Raises
+        ------
+        SessionLost
+            No answer in time, or the connection broke; the session is closed then.
+        StatementFailed
+            The server refused.
+        """
+        values = [None if p is None else ("t" if p else "f") if isinstance(p, bool) else str(p) for p in params]
+        data = [None if v is None else v.encode() for v in values]
+        return self._run(lambda pg: pg.send_query_params(sql.encode(), data), timeout)
+
+    def _run(self, send: Callable[[Any], None], timeout: float) -> list[Row]:
+        if self._connection is None:
+            raise SessionLost("there is no connection")
+        pg = self._connection.pgconn
+        try:
+            send(pg)
+            deadline = now() + timeout
+            while pg.flush():
+                self._await_socket(pg, deadline, write=True)
+            rows: list[Row] = []
+            failure: StatementFailed | None = None
+            while True:
+                while pg.is_busy():
+                    self._await_socket(pg, deadline)
+                result = pg.get_result()
+                if result is None:
+                    break
+                if result.status == ExecStatus.FATAL_ERROR:
+                    failure = StatementFailed(
+                        result.error_message.decode("utf-8", "replace").strip(),
+                        (result.error_field(67) or b"").decode(),
+                    )
+                elif result.status == ExecStatus.TUPLES_OK:
+                    rows = [
+                        tuple(
+                            None if (v := result.get_value(i, j)) is None else v.decode() for j in range(result.nfields)
+                        )
+                        for i in range(result.ntuples)
+                    ]
+        except SessionLost:
+            self.close()
+            raise
+        except Exception as error:
+            self.close()
+            raise SessionLost(f"connection lost: {error}") from error
+        self._collect(pg)
+        if failure is not None:
+            # 57P0x: the server is going away or has thrown this session out; 08: the connection failed.
+            if failure.sqlstate[:2] == "08" or failure.sqlstate[:4] == "57P0" or pg.status != ConnStatus.OK:
+                self.close()
+                raise SessionLost(str(failure)) from failure
+            raise failure
+        return rows
+
+    def _await_socket(self, pg: Any, deadline: float, *, write: bool = False) -> None:
+        left = deadline - now()
+        if left <= 0:
+            raise SessionLost("the server did not answer in time")
+        ready = _poll([(pg.socket, _READ | select.POLLOUT if write else _READ)], min(left, self._tick_sec))
+        if ready.get(pg.socket, 0) & ~select.POLLOUT:
+            pg.consume_input()
+        self._on_tick()
+
+    def _hear(self, notification: Any) -> None:
+        self._heard.add(notification.relname.decode())
+
+    def _collect(self, pg: Any) -> None:
+        while (notification := pg.notifies()) is not None:
+            self._hear(notification)
+
+    def wait(self, timeout: float) -> set[str]:
+        """Wait for a notification, for the wake descriptor, or for ``timeout`` seconds.
+
+        Returns
+        -------
+        set of str
+            Channels heard since the last call.
+
+        Raises
+        ------
+        SessionLost
+            The connection broke.
+        """
+        deadline = now() + timeout
+        while True:
+            if self._connection is None:
+                raise SessionLost("there is no connection")
+            pg = self._connection.pgconn
+            left = deadline - now()
+            try:
+                ready = _poll([(pg.socket, _READ), (self._wake_fd, _READ)], max(0.0, min(left, self._tick_sec)))
+                if pg.socket in ready:
+                    pg.consume_input()
+                    self._collect(pg)
+            except Exception as error:
+                self.close()
+                raise SessionLost(f"connection lost: {error}") from error
+            self._on_tick()
+            woken = self._wake_fd in ready
+            if woken:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake_fd, 4096)
+            if self._heard or woken or left <= 0:
+                heard, self._heard = self._heard, set()
+                return heard

@@ -1,0 +1,253 @@
+"""The SQL of every coordinator transaction. Each is ONE statement, sent in one message.
+
+One statement per transaction means that no transaction is ever open while this process is not inside a round trip: a
+process that is paused, swapped out or killed between two statements holds no row lock. Every statement is a
+compare-and-set; executed late, twice or by a process that was thought dead, it changes nothing.
+
+Lock order, the same in every statement: the cluster row, node rows, token rows (``SKIP LOCKED``: a token row that an
+application's transaction holds is in use and is left for the next try), lock and claim rows. The cluster row is the
+planning mutex. A heartbeat locks its own node row and nothing else.
+
+| statement | locks | if the process stops right after sending it |
+|---|---|---|
+| beat | own node row | executed or not; the answer is lost, so the lease is not extended |
+| register | cluster, own node row, own tokens (skip) | the row is there without a heartbeat: evicted like any dead node |
+| refresh | nothing | nothing |
+| release | cluster, own draining tokens (skip) | the tokens have moved or not; the leader forces what has not |
+| snapshot, tokens | nothing | nothing |
+| publish | cluster, joining node rows, tokens (skip) | the plan is published whole or not at all |
+| evict | cluster, rows of dead nodes, their claims and ephemeral locks | done whole or not at all |
+| leave | cluster, own node row, own claims and ephemeral locks | done, or the node is evicted later |
+"""
+
+from __future__ import annotations
+
+from jobsync_orm.naming import Names
+
+__all__ = ["PARK", "Statements"]
+
+# next_node of a token that its owner must give up to nobody. No node may have an empty name.
+PARK = ""
+
+
+class Statements:
+    """The statements of one cluster, as text with ``$n`` parameters."""
+
+    def __init__(self, names: Names) -> None:
+        cluster, node, token = names.sql("cluster"), names.sql("node"), names.sql("token")
+        lock, claim, rebalance = names.sql("lock"), names.sql("claim"), names.sql("rebalance")
+        sequence = names.sql("node_ordinal_seq").replace("'", "''")
+        seed = names.advisory_key("node")
+        channel = f"'{names.cluster_channel}'"
+
+        def key(name: str) -> str:
+            return f"pg_catalog.hashtextextended({name}, {seed})"
+
+        def held(name: str, pid: str) -> str:
+            """Whether backend ``pid`` holds the advisory lock of node ``name``."""
+            return (
+                "EXISTS (SELECT 1 FROM pg_catalog.pg_locks l WHERE l.locktype = 'advisory' AND l.granted"
+                " AND l.objsubid = 1 AND l.database = (SELECT oid FROM pg_catalog.pg_database"
+                " WHERE datname = pg_catalog.current_database())"
+                f" AND ((l.classid::bigint << 32) | l.objid::bigint) = {key(name)} AND l.pid = {pid})"
+            )
+
+        self.cluster = f"SELECT total_tokens, hash_function, incarnation, protocol_version FROM {cluster}"
+
+        # -- the advisory lock that tells a crash at once ------------------------------------------------------
+        self.lock_node = f"SELECT pg_catalog.pg_try_advisory_lock({key('$1::text')})"
+        self.drop_old_session = f"SELECT pg_catalog.pg_terminate_backend($2::int) WHERE {held('$1::text', '$2::int')}"
+
+        # -- membership -----------------------------------------------------------------------------------------
+        self.find = (
+            "SELECT incarnation, state, last_heartbeat, backend_pid, host, pid,"
+            " extract(epoch FROM clock_timestamp() - last_heartbeat)"
+            f" FROM {node} WHERE name = $1::text"
+        )
+        self.register = f"""
+            WITH c AS (UPDATE {cluster} SET epoch = epoch + 1, revision = revision + 1 RETURNING epoch),
+            me AS (
+                INSERT INTO {node} AS n (name, ordinal, incarnation, registered_at, join_epoch, last_heartbeat,
+                    applied_epoch, state, weight, can_lead, rejoin_grace_sec, labels, host, pid, backend_pid, version)
+                SELECT $1::text, nextval('{sequence}'), $2::uuid, clock_timestamp(), c.epoch, clock_timestamp(),
+                    0, 'joining', $5::int, $6::bool, $7::float8, $8::jsonb, $9::text, $10::int, pg_backend_pid(),
+                    $11::text
+                FROM c
+                ON CONFLICT (name) DO UPDATE SET ordinal = excluded.ordinal, incarnation = excluded.incarnation,
+                    registered_at = excluded.registered_at, join_epoch = excluded.join_epoch,
+                    last_heartbeat = excluded.last_heartbeat, applied_epoch = 0, state = 'joining',
+                    weight = excluded.weight, can_lead = excluded.can_lead,
+                    rejoin_grace_sec = excluded.rejoin_grace_sec, labels = excluded.labels, host = excluded.host,
+                    pid = excluded.pid, backend_pid = excluded.backend_pid, version = excluded.version
+                WHERE n.state = 'away'
+                    OR (n.incarnation = $3::uuid AND n.last_heartbeat = $4::timestamptz)
+                RETURNING n.join_epoch),
+            mine AS (
+                SELECT t.token_id FROM {token} t WHERE t.node = $1::text AND EXISTS (SELECT 1 FROM me)
+                FOR UPDATE OF t SKIP LOCKED),
+            again AS (
+                UPDATE {token} t SET epoch = c.epoch, assigned_at = clock_timestamp(), next_node = NULL,
+                    next_epoch = NULL, drain_deadline = NULL
+                FROM mine, c WHERE t.token_id = mine.token_id)
+            SELECT me.join_epoch, pg_notify({channel}, '') FROM me"""
+
+        # Who leads: the oldest node that may. The oldest three are returned to everybody, so that each has its own
+        # record of their heartbeats the moment it must replace them; all nodes to the one that leads.
+        self.beat = f"""
+            WITH me AS (
+                UPDATE {node} SET last_heartbeat = clock_timestamp(),
+                    applied_epoch = greatest(applied_epoch, $3::bigint), backend_pid = pg_backend_pid()
+                WHERE name = $1::text AND incarnation = $2::uuid AND state <> 'away' RETURNING state),
+            oldest AS (
+                SELECT name FROM {node} WHERE can_lead AND state <> 'away' ORDER BY ordinal LIMIT 3),
+            seen AS (
+                SELECT n.ordinal, json_build_array(n.name, n.incarnation, n.state, n.last_heartbeat::text,
+                    extract(epoch FROM clock_timestamp() - n.last_heartbeat), n.backend_pid, n.rejoin_grace_sec,
+                    CASE WHEN $5::bool THEN {held("n.name", "n.backend_pid")} END) AS line
+                FROM {node} n WHERE $4::bool OR n.name IN (SELECT name FROM oldest))
+            SELECT (SELECT state FROM me), c.epoch, c.revision,
+                (SELECT json_agg(name) FROM oldest), (SELECT json_agg(line ORDER BY ordinal) FROM seen),
+                (SELECT count(*) FROM {node} WHERE state <> 'away'), c.incarnation
+            FROM {cluster} c"""
+
+        self.members = f"SELECT json_agg(name ORDER BY ordinal) FROM {node} WHERE state <> 'away'"
+
+        self.leave = f"""
+            WITH c AS (UPDATE {cluster} SET epoch = epoch + 1, revision = revision + 1 RETURNING epoch),
+            away AS (
+                UPDATE {node} n SET state = 'away', last_heartbeat = clock_timestamp(), backend_pid = NULL FROM c
+                WHERE name = $1::text AND incarnation = $2::uuid AND rejoin_grace_sec > 0 RETURNING name),
+            dead AS (
+                DELETE FROM {node} n USING c
+                WHERE name = $1::text AND incarnation = $2::uuid AND rejoin_grace_sec = 0 RETURNING name),
+            pins AS (
+                DELETE FROM {lock} WHERE task_id IN (SELECT task_id FROM {lock}
+                    WHERE ephemeral AND created_by IN (SELECT name FROM dead) FOR UPDATE SKIP LOCKED)),
+            claims AS (DELETE FROM {claim} WHERE node = $1::text AND incarnation = $2::uuid)
+            SELECT pg_notify({channel}, '') FROM (SELECT name FROM away UNION ALL SELECT name FROM dead) gone"""
+
+        # Each row is evicted only if it is just as the evidence against it says.
+        self.evict = f"""
+            WITH c AS (UPDATE {cluster} SET epoch = epoch + 1, revision = revision + 1 RETURNING epoch),
+            gone AS (
+                SELECT n.name, n.incarnation, n.rejoin_grace_sec FROM c,
+                    unnest($1::text[], $2::uuid[], $3::timestamptz[], $4::bool[]) AS x (name, incarnation, beat, freed)
+                    JOIN {node} n ON n.name = x.name AND n.incarnation = x.incarnation AND n.last_heartbeat = x.beat
+                WHERE CASE WHEN n.state = 'away'
+                    THEN n.last_heartbeat + n.rejoin_grace_sec * interval '1 second' < clock_timestamp()
+                    WHEN x.freed THEN NOT {held("n.name", "n.backend_pid")}
+                    ELSE n.last_heartbeat + $5::float8 * interval '1 second' < clock_timestamp() END
+                FOR UPDATE OF n),
+            away AS (
+                UPDATE {node} n SET state = 'away', last_heartbeat = clock_timestamp(), backend_pid = NULL FROM gone
+                WHERE n.name = gone.name AND n.rejoin_grace_sec > 0 AND n.state <> 'away' RETURNING n.name),
+            dead AS (
+                DELETE FROM {node} n USING gone
+                WHERE n.name = gone.name AND (n.rejoin_grace_sec = 0 OR n.state = 'away') RETURNING n.name),
+            pins AS (
+                DELETE FROM {lock} WHERE task_id IN (SELECT task_id FROM {lock}
+                    WHERE ephemeral AND created_by IN (SELECT name FROM dead) FOR UPDATE SKIP LOCKED)),
+            claims AS (
+                DELETE FROM {claim} k USING gone WHERE k.node = gone.name AND k.incarnation = gone.incarnation)
+            SELECT name, pg_notify({channel}, '') FROM (SELECT name FROM away UNION ALL SELECT name FROM dead) g"""
+
+        # -- tokens of this node --------------------------------------------------------------------------------
+        # A token whose epoch is older than this node's registration was given to an earlier life of the name.
+        self.refresh = f"""
+            SELECT n.state, c.epoch, t.owned, t.draining, t.marks, t.coming, t.earlier
+            FROM {cluster} c
+            LEFT JOIN {node} n ON n.name = $1::text AND n.incarnation = $2::uuid AND n.state <> 'away'
+            LEFT JOIN LATERAL (
+                SELECT
+                    array_agg(token_id) FILTER (WHERE node = $1::text AND next_node IS NULL AND epoch >= n.join_epoch)
+                        AS owned,
+                    array_agg(token_id) FILTER (WHERE node = $1::text AND next_node IS NOT NULL) AS draining,
+                    array_agg(DISTINCT next_epoch) FILTER (WHERE node = $1::text AND next_node IS NOT NULL) AS marks,
+                    count(*) FILTER (WHERE next_node = $1::text) AS coming,
+                    count(*) FILTER (WHERE node = $1::text AND next_node IS NULL AND epoch < n.join_epoch) AS earlier
+                FROM {token} WHERE node = $1::text OR next_node = $1::text) t ON true"""
+        self.regain = f"""
+            WITH c AS (UPDATE {cluster} SET epoch = epoch + 1 RETURNING epoch),
+            mine AS (
+                SELECT t.token_id FROM {node} n JOIN {token} t ON t.node = n.name AND t.epoch < n.join_epoch
+                WHERE n.name = $1::text AND n.incarnation = $2::uuid AND n.state <> 'away' AND t.next_node IS NULL
+                FOR UPDATE OF t SKIP LOCKED),
+            again AS (
+                UPDATE {token} t SET epoch = c.epoch, assigned_at = clock_timestamp()
+                FROM mine, c WHERE t.token_id = mine.token_id RETURNING t.token_id)
+            SELECT count(*) FROM again"""
+        self.release = f"""
+            WITH c AS (UPDATE {cluster} SET epoch = epoch + 1 RETURNING epoch),
+            free AS (
+                SELECT t.token_id FROM {token} t
+                WHERE t.node = $1::text AND t.next_epoch = ANY ($3::bigint[]) AND t.token_id = ANY ($4::int[])
+                    AND t.next_node IS NOT NULL AND EXISTS (SELECT 1 FROM c)
+                    AND EXISTS (SELECT 1 FROM {node} WHERE name = $1::text AND incarnation = $2::uuid)
+                    AND (t.next_node = '{PARK}'
+                        OR EXISTS (SELECT 1 FROM {node} n WHERE n.name = t.next_node AND n.state <> 'away'))
+                    AND NOT EXISTS (SELECT 1 FROM {claim} k WHERE k.token_id = t.token_id AND k.node = $1::text)
+                FOR UPDATE OF t SKIP LOCKED),
+            moved AS (
+                UPDATE {token} t SET node = nullif(t.next_node, '{PARK}'), epoch = c.epoch,
+                    assigned_at = clock_timestamp(), next_node = NULL, next_epoch = NULL, drain_deadline = NULL
+                FROM free, c WHERE t.token_id = free.token_id RETURNING t.node)
+            SELECT node, count, CASE WHEN node IS NOT NULL THEN pg_notify({names.node_channel_sql("node")}, '') END
+            FROM (SELECT node, count(*) FROM moved GROUP BY node) AS m"""
+
+        # -- the plan -------------------------------------------------------------------------------------------
+        self.snapshot = f"""
+            SELECT c.revision, clock_timestamp(),
+                (SELECT json_agg(json_build_array(name, weight, state) ORDER BY ordinal) FROM {node}),
+                (SELECT json_agg(json_build_array(token_id, node_patterns)) FROM {lock}
+                    WHERE expires_at IS NULL OR expires_at > clock_timestamp()),
+                (SELECT extract(epoch FROM min(expires_at) - clock_timestamp()) FROM {lock}
+                    WHERE expires_at > clock_timestamp()),
+                c.total_tokens
+            FROM {cluster} c"""
+        # A mark may be forced once its deadline has passed and the owner has said that it has applied it.
+        self.tokens = f"""
+            SELECT t.node, t.next_node,
+                coalesce(t.drain_deadline < clock_timestamp() AND n.applied_epoch >= t.next_epoch, false) AS overdue,
+                array_agg(t.token_id), extract(epoch FROM min(t.drain_deadline) - clock_timestamp())
+            FROM {token} t LEFT JOIN {node} n ON n.name = t.node AND n.state <> 'away'
+            GROUP BY 1, 2, 3"""
+        self.publish = f"""
+            WITH me AS (SELECT ordinal FROM {node} WHERE name = $1::text AND incarnation = $2::uuid AND can_lead),
+            c AS (
+                UPDATE {cluster} SET epoch = epoch + 1
+                WHERE revision = $3::bigint AND EXISTS (SELECT 1 FROM me)
+                    AND NOT EXISTS (SELECT 1 FROM {node} o, me
+                        WHERE o.can_lead AND o.state <> 'away' AND o.ordinal < me.ordinal)
+                RETURNING epoch),
+            joined AS (
+                UPDATE {node} n SET state = 'active' FROM c WHERE n.name = ANY ($4::text[]) AND n.state = 'joining'),
+            step AS (
+                SELECT g.token_id, ($9::text[])[r.source] AS source, ($9::text[])[r.marked] AS marked,
+                    r.kind, ($9::text[])[r.target] AS target
+                FROM unnest($5::int[], $6::int[], $7::int[], $8::int[], $10::int[], $11::int[])
+                        AS r (low, high, source, marked, kind, target),
+                    generate_series(r.low, r.high) AS g (token_id)),
+            free AS (
+                SELECT t.token_id, s.kind, s.target FROM step s JOIN {token} t ON t.token_id = s.token_id
+                WHERE EXISTS (SELECT 1 FROM c) AND t.node IS NOT DISTINCT FROM s.source
+                    AND t.next_node IS NOT DISTINCT FROM s.marked
+                FOR UPDATE OF t SKIP LOCKED),
+            done AS (
+                UPDATE {token} t SET
+                    node = CASE WHEN f.kind = 0 THEN f.target ELSE t.node END,
+                    epoch = CASE WHEN f.kind = 0 THEN c.epoch ELSE t.epoch END,
+                    assigned_at = CASE WHEN f.kind = 0 THEN clock_timestamp() ELSE t.assigned_at END,
+                    next_node = CASE WHEN f.kind = 1 THEN f.target END,
+                    next_epoch = CASE WHEN f.kind = 1 THEN c.epoch END,
+                    drain_deadline = CASE WHEN f.kind = 1
+                        THEN clock_timestamp() + $12::float8 * interval '1 second' END
+                FROM free f, c WHERE t.token_id = f.token_id RETURNING f.kind),
+            tally AS (SELECT count(*) AS steps, count(*) FILTER (WHERE kind < 2) AS moved FROM done),
+            note AS (
+                INSERT INTO {rebalance} (triggered_at, trigger_reason, leader_node, nodes_before, nodes_after,
+                    tokens_moved, duration_ms, epoch)
+                SELECT $13::timestamptz, $14::text, $1::text, $15::int, $16::int, tally.moved,
+                    (extract(epoch FROM clock_timestamp() - $13::timestamptz) * 1000)::int, c.epoch
+                FROM c, tally WHERE tally.moved > 0)
+            SELECT c.epoch, tally.steps, tally.moved, (SELECT count(pg_notify(channel, '')) FROM unnest($17::text[]) AS channel)
+            FROM c, tally"""

@@ -1,0 +1,93 @@
+"""Every error this library raises on purpose, in one hierarchy.
+
+Catch :class:`JobsyncError` to catch them all. Where an error is also of a built-in kind (a wrong value, a
+wrong type, a deadline) it derives from that built-in too, so code that catches the built-in keeps working.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ClusterMismatch",
+    "ConfigurationError",
+    "EmbeddedUnavailable",
+    "FilterNotApplicable",
+    "InvalidPattern",
+    "InvalidTaskId",
+    "JobsyncError",
+    "LockConflict",
+    "LockNotAcquired",
+    "NodeNameInUse",
+    "NotRunning",
+    "PooledConnection",
+    "SchemaNotReady",
+    "UnstableTaskId",
+]
+
+
+class JobsyncError(Exception):
+    """Root of the hierarchy."""
+
+
+class ConfigurationError(JobsyncError, ValueError):
+    """A setting is out of range or contradicts another one. The message names the value and the remedy."""
+
+
+class ClusterMismatch(ConfigurationError):
+    """This node's ``total_tokens`` or ``hash_function`` differ from what the cluster was created with."""
+
+
+class PooledConnection(ConfigurationError):
+    """The coordination connection goes through a pooler that does not keep a session for its client."""
+
+
+class SchemaNotReady(JobsyncError):
+    """The library's tables are missing or of another version; the message says which command to run."""
+
+
+class EmbeddedUnavailable(JobsyncError):
+    """The embedded PostgreSQL cannot be used here; the message says what to install."""
+
+
+class NodeNameInUse(JobsyncError):
+    """A live process already runs under this node name."""
+
+
+class NotRunning(JobsyncError):
+    """The job has not been started, or has been stopped, and the call needs a running one."""
+
+
+class UnstableTaskId(JobsyncError, TypeError):
+    """A task id of a type whose text form is not the same in every process."""
+
+
+class InvalidTaskId(JobsyncError, ValueError):
+    """A task id whose text PostgreSQL cannot store (a NUL character, a lone surrogate)."""
+
+
+class InvalidPattern(JobsyncError, ValueError):
+    """A LIKE pattern that PostgreSQL would refuse, or an empty list of patterns."""
+
+
+class LockNotAcquired(JobsyncError):
+    """A lock could not be had."""
+
+
+class LockConflict(LockNotAcquired):
+    """Two pins share a token and no node name can match both.
+
+    Attributes
+    ----------
+    token_id : int
+        The token both tasks hash to.
+    task_ids : tuple[str, str]
+        The task refused, and the task that already holds the token.
+    """
+
+    def __init__(self, message: str, token_id: int, task_ids: tuple[str, str]) -> None:
+        super().__init__(message)
+        self.token_id = token_id
+        self.task_ids = task_ids
+
+
+class FilterNotApplicable(JobsyncError):
+    """An ownership filter was asked for where it could not filter, or would filter wrongly."""

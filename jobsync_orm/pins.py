@@ -1,0 +1,183 @@
+"""Pins: locks that tie tasks to workers by SQL LIKE patterns, with ordered fallback.
+
+A pin belongs to a task, and takes the task's token with it. Every change raises the cluster's revision and notifies,
+so the leader replans at once; a pin that expires is acted on when it expires.
+
+Registration is one transaction of a constant number of statements. It takes an advisory transaction lock, so that two
+registrations cannot each miss the other's conflict, and reads and writes lock rows; nothing the coordinator does waits
+for it. The server ends it after 10 idle seconds, so a process that is paused in it blocks other registrations for no
+longer than that.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Engine, text
+
+from jobsync_orm.exceptions import ConfigurationError, InvalidPattern, LockConflict
+from jobsync_orm.like import can_meet, validate
+from jobsync_orm.naming import Names
+
+__all__ = ["Pin", "PinBoard", "patterns_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """One pin to be registered."""
+
+    task_id: str
+    token_id: int
+    patterns: tuple[str, ...]
+    reason: str | None
+
+
+def patterns_of(task_id: str, node_patterns: str | Sequence[str]) -> tuple[str, ...]:
+    """One pattern or an ordered list of them, checked.
+
+    Raises
+    ------
+    InvalidPattern
+        No pattern, one that is no text, or one that PostgreSQL would refuse.
+    """
+    patterns = (node_patterns,) if isinstance(node_patterns, str) else tuple(node_patterns)
+    if not patterns:
+        raise InvalidPattern(f"task {task_id!r}: give at least one node pattern; '%' matches every node")
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise InvalidPattern(f"task {task_id!r}: node pattern {pattern!r} is no text")
+        if "\0" in pattern:
+            raise InvalidPattern(f"task {task_id!r}: node pattern {pattern!r} holds a NUL character")
+        validate(pattern)
+    return patterns
+
+
+class PinBoard:
+    """The pins of one cluster.
+
+    Parameters
+    ----------
+    engine : Engine
+        The application's engine.
+    names : Names
+        The cluster.
+    node : str
+        Creator of the pins registered here.
+    """
+
+    def __init__(self, engine: Engine, names: Names, node: str) -> None:
+        self._engine = engine
+        self._node = node
+        lock, cluster = names.sql("lock"), names.sql("cluster")
+        self._limits = text("SET LOCAL idle_in_transaction_session_timeout = '10s'")
+        self._serialise = text(f"SELECT pg_advisory_xact_lock({names.advisory_key('pins')})")
+        self._present = text(f"""
+            SELECT token_id, task_id, node_patterns FROM {lock}
+            WHERE token_id = ANY (CAST(:tokens AS int[])) AND NOT task_id = ANY (CAST(:ids AS text[]))
+                AND (expires_at IS NULL OR expires_at > clock_timestamp())""")
+        change = (
+            f"c AS (UPDATE {cluster} SET epoch = epoch + 1, revision = revision + 1"
+            f" WHERE EXISTS (SELECT 1 FROM changed) RETURNING pg_notify('{names.cluster_channel}', ''))"
+        )
+        self._store = text(f"""
+            WITH changed AS (
+                INSERT INTO {lock} AS l (task_id, token_id, node_patterns, reason, created_at, created_by, expires_at,
+                    ephemeral)
+                SELECT x.task_id, x.token_id, CAST(x.patterns AS jsonb), x.reason, clock_timestamp(), :node,
+                    clock_timestamp() + CAST(:days AS float8) * interval '1 day', :ephemeral
+                FROM unnest(CAST(:ids AS text[]), CAST(:tokens AS int[]), CAST(:patterns AS text[]),
+                    CAST(:reasons AS text[])) AS x (task_id, token_id, patterns, reason)
+                ON CONFLICT (task_id) DO UPDATE SET token_id = excluded.token_id,
+                    node_patterns = excluded.node_patterns, reason = excluded.reason,
+                    created_at = excluded.created_at, created_by = excluded.created_by,
+                    expires_at = excluded.expires_at, ephemeral = excluded.ephemeral
+                RETURNING 1), {change}
+            SELECT count(*) FROM c""")
+        self._clear_by = text(f"""
+            WITH changed AS (DELETE FROM {lock} WHERE created_by = :creator RETURNING 1), {change}
+            SELECT (SELECT count(*) FROM changed) FROM (SELECT count(*) FROM c) AS done""")
+        self._clear_all = text(f"""
+            WITH changed AS (DELETE FROM {lock} RETURNING 1), {change}
+            SELECT (SELECT count(*) FROM changed) FROM (SELECT count(*) FROM c) AS done""")
+        self._list = text(f"""
+            SELECT task_id, node_patterns, reason, created_at, created_by, expires_at FROM {lock}
+            WHERE expires_at IS NULL OR expires_at > clock_timestamp() ORDER BY created_at DESC, task_id""")
+
+    def register(self, pins: Sequence[Pin], *, expires_in_days: float | None, ephemeral: bool) -> None:
+        """Store pins, replacing the tasks' old ones; all of them or none.
+
+        Raises
+        ------
+        LockConflict
+            Two pins share a token and no node name can match both; nothing is stored.
+        """
+        if expires_in_days is not None and not 0 <= expires_in_days < math.inf:
+            raise ConfigurationError(
+                f"expires_in_days={expires_in_days!r} must be a positive number of days, or 0 or None for never"
+            )
+        latest = {pin.task_id: pin for pin in pins}
+        if not latest:
+            return
+        ids = list(latest)
+        tokens = [pin.token_id for pin in latest.values()]
+        with self._engine.begin() as connection:
+            connection.execute(self._limits)
+            connection.execute(self._serialise)
+            stored = connection.execute(self._present, {"tokens": list(set(tokens)), "ids": ids})
+            present = [Pin(row[1], row[0], tuple(row[2]), None) for row in stored]
+            _check_conflicts(present, latest.values())
+            connection.execute(
+                self._store,
+                {
+                    "ids": ids,
+                    "tokens": tokens,
+                    "patterns": [json.dumps(pin.patterns) for pin in latest.values()],
+                    "reasons": [pin.reason for pin in latest.values()],
+                    "node": self._node,
+                    "days": expires_in_days or None,
+                    "ephemeral": ephemeral,
+                },
+            )
+
+    def clear_by_creator(self, creator: str) -> int:
+        """Delete the pins one node created. Returns how many."""
+        with self._engine.begin() as connection:
+            return int(connection.execute(self._clear_by, {"creator": creator}).scalar_one())
+
+    def clear_all(self) -> int:
+        """Delete every pin. Returns how many."""
+        with self._engine.begin() as connection:
+            return int(connection.execute(self._clear_all).scalar_one())
+
+    def list(self) -> list[dict[str, Any]]:
+        """Unexpired pins, newest first."""
+        with self._engine.begin() as connection:
+            return [dict(row._mapping) for row in connection.execute(self._list)]
+
+
+def _check_conflicts(present: Iterable[Pin], new: Iterable[Pin]) -> None:
+    """Refuse pins of which no node name could satisfy both."""
+    by_token: dict[int, dict[tuple[str, ...], str]] = {}
+    for pin in present:
+        by_token.setdefault(pin.token_id, {}).setdefault(pin.patterns, pin.task_id)
+    known: dict[tuple[tuple[str, ...], tuple[str, ...]], bool] = {}
+    for pin in new:
+        others = by_token.setdefault(pin.token_id, {})
+        for patterns, task_id in others.items():
+            if patterns == pin.patterns:
+                continue
+            pair = (patterns, pin.patterns)
+            if pair not in known:
+                known[pair] = any(can_meet(p, q) for p in patterns for q in pin.patterns)
+            if not known[pair]:
+                raise LockConflict(
+                    f"task {pin.task_id!r} {list(pin.patterns)} and task {task_id!r} {list(patterns)} share token "
+                    f"{pin.token_id}, and no node name matches both: give them a common fallback pattern",
+                    pin.token_id,
+                    (pin.task_id, task_id),
+                )
+        others.setdefault(pin.patterns, pin.task_id)
