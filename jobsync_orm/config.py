@@ -161,7 +161,7 @@ class CoordinationConfig:
                 raise ConfigurationError(f"{name}={value!r} must be a whole number from {low} to {high}")
         for name, low_f in (
             ("heartbeat_interval_sec", 0.05),
-            ("heartbeat_timeout_sec", 0.2),
+            ("heartbeat_timeout_sec", 1),
             ("connection_grace_sec", 0.05),
             ("drain_timeout_sec", 0),
             ("rejoin_grace_sec", 0),

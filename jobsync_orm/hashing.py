@@ -167,13 +167,9 @@ def task_key(task_id: object) -> str:
 
 def _check(total_tokens: int, hash_function: str) -> None:
     if hash_function not in HASH_FUNCTIONS:
-        raise ConfigurationError(
-            f"hash_function={hash_function!r} is none of {', '.join(sorted(HASH_FUNCTIONS))}"
-        )
+        raise ConfigurationError(f"hash_function={hash_function!r} is none of {', '.join(sorted(HASH_FUNCTIONS))}")
     if type(total_tokens) is not int or not 1 <= total_tokens <= _MAX_TOTAL:
-        raise ConfigurationError(
-            f"total_tokens={total_tokens!r} must be a whole number from 1 to {_MAX_TOTAL}"
-        )
+        raise ConfigurationError(f"total_tokens={total_tokens!r} must be a whole number from 1 to {_MAX_TOTAL}")
 
 
 def task_to_token(task_id: object, total_tokens: int, hash_function: str = "double_sha256") -> int:

@@ -6,43 +6,33 @@ arrive, and planning the outcome of a plan gives an empty one. The goals, in thi
 1. **Pins are obeyed.** A pinned token goes to a member its pin allows, and to nobody if there is none.
 2. **Balance.** Each member gets its share by weight, rounded down or up; the largest remainders are rounded up. With
    equal weights no two members differ by more than one token. Pinned tokens count. Where pins stand in the way, the
-   loads are the fairest the pins allow: the highest load per weight is as low as it can be, then the next highest,
-   and so on.
+   loads are the fairest the pins allow: the highest load per weight is as low as it can be, then the next highest, and
+   so on (before rounding, where weights differ).
 3. **Fewest moves** of all plans that reach this balance.
 
     >>> plan({"a": [0, 1, 2, 3, 4, 5]}, [Member("a"), Member("b")]).move
     {('a', 'b'): [3, 4, 5]}
 
-How it works
-------------
-Tokens whose pins allow the same members form a group; the free tokens are the group that all members may have. From here
-on only numbers of tokens per group and member matter, and no step looks at single tokens until the end.
-
-*Loads.* Members that the same groups may go to are interchangeable, so a flow from groups to classes of members tells
-whether every member can have its rounded share. Whom to round up is a greedy choice by remainder, exact because the sets
-of members that can be rounded up together are the independent sets of a matroid. If shares cannot be had, some set of
-members is overfull: it becomes a problem of its own, and so does the rest (the decomposition algorithm of S. Fujishige,
-"Lexicographically optimal base of a polymatroid", 1980; for equal weights in the integral form of A. Frank and K. Murota,
-"Decreasing minimization on M-convex sets", 2022).
-
-*Moves.* A minimum-cost flow: start with everybody keeping what they hold, then send what is too much to where it lacks
-along cheapest paths (successive shortest paths), where taking a token from its holder costs one.
+The numbers (fair loads, fewest moves) come from :mod:`jobsync_orm.balance`; single tokens are looked at only to sort
+them into pools, one for each set of allowed members, and to write the plan down.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, filterfalse
+from itertools import chain, filterfalse, pairwise
 from types import MappingProxyType
+
+from jobsync_orm.balance import Group, loads, settle
 
 __all__ = ["Member", "Plan", "plan"]
 
 _NO_PINS: Mapping[int, Collection[str]] = MappingProxyType({})
 
-# Searching a sorted list for one token costs about as much as looking at this many tokens in a row.
+# One search in a sorted list costs about as much as this many looks into a set, one after the other.
 _SEARCH_COST = 20
 
 
@@ -68,7 +58,8 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What has to change, and what comes of it. Every list of tokens is ascending, every mapping in order of its keys.
+    """What has to change, and what comes of it. Lists of tokens are ascending, mappings in order of their
+    keys.
 
     Attributes
     ----------
@@ -93,7 +84,8 @@ class Plan:
     @property
     def moved(self) -> int:
         """Number of tokens whose owner changes, by ``assign``, ``move`` or ``park``."""
-        return sum(len(tokens) for part in (self.assign, self.move, self.park) for tokens in part.values())
+        parts = (self.assign.values(), self.move.values(), self.park.values())
+        return sum(map(len, chain.from_iterable(parts)))
 
 
 def plan(
@@ -106,13 +98,13 @@ def plan(
     Parameters
     ----------
     owned : mapping of str or None to sequence of int
-        Each owner's tokens, **ascending**, each token once in all; lists or ``array('i')``. The tokens of an owner that
-        is no member, and those of None (parked), are nobody's.
+        Each owner's tokens, **ascending**, each token once in all; lists or ``array("i")``. The tokens of an
+        owner that is no member, and those of None (parked), are nobody's.
     members : sequence of Member
         The live nodes.
     pins : mapping of int to collection of str
-        For a pinned token the names that may own it. Names of no member are ignored; if none is left the token is
-        parked. Frozensets shared between tokens are read once.
+        For a pinned token the names that may own it. Names of no member are ignored; if none is left, the
+        token is parked. Pins of tokens that ``owned`` does not know are ignored. Frozensets are cheapest.
 
     Returns
     -------
@@ -126,30 +118,136 @@ def plan(
     """
     roster = sorted(members, key=lambda member: member.name)
     names = [member.name for member in roster]
-    index = {name: i for i, name in enumerate(names)}
-    if len(index) < len(names):
-        twice = next(a for a, b in zip(names, names[1:], strict=False) if a == b)
-        raise ValueError(f"two members are named {twice!r}: names must be unique")
+    twice = [name for name, other in pairwise(names) if name == other]
+    if twice:
+        raise ValueError(f"two members are named {twice[0]!r}: names must be unique")
     if not roster:
         return Plan({}, {}, {}, sorted(chain.from_iterable(owned.values())), {})
 
-    rules = _rules(pins, frozenset(names))
-    found = {owner: _find(rules, tokens) for owner, tokens in owned.items()}
-    pools: dict[frozenset[str], _Pool] = {rule: _Pool() for rule in rules.values()}
-    for owner, pinned in found.items():
-        for token in pinned:
-            pools[rules[token]].add(index.get(owner) if owner is not None else None, token)
+    banned, pools = _pools(owned, names, pins)
+    groups = [pool.group() for pool in pools]
+    most, empty = loads([member.weight for member in roster], groups)
+    settle([*groups, *empty], most)
 
-    unowned = pools.pop(frozenset(), _Pool())
-    free = _FreePool(
-        held={i: owned.get(name, ()) for i, name in enumerate(names)},
-        pinned={i: frozenset(found.get(name, ())) for i, name in enumerate(names)},
-        loose=sorted(
-            chain.from_iterable(
-                filterfalse(frozenset(found[owner]).__contains__, tokens) if found[owner] else tokens
-                for owner, tokens in owned.items()
-                if owner is None or owner not in index
-            )
-        ),
+    assign: dict[str, list[int]] = defaultdict(list)
+    move: dict[tuple[str, str], list[int]] = defaultdict(list)
+    targets = dict.fromkeys(names, 0)
+    for pool, group in zip(pools, groups, strict=True):
+        for i, count in group.placed.items():
+            targets[names[i]] += count
+        for giver, taker, tokens in pool.transfers(group):
+            if giver is None:
+                assign[names[taker]] += tokens
+            else:
+                move[names[giver], names[taker]] += tokens
+    return Plan(
+        assign={name: sorted(assign[name]) for name in sorted(assign)},
+        move={pair: sorted(move[pair]) for pair in sorted(move)},
+        park={names[i]: list(tokens) for i, tokens in sorted(banned.tokens.items()) if tokens},
+        parked=sorted(chain(banned.loose, *banned.tokens.values())),
+        targets=targets,
     )
-    ...
+
+
+@dataclass(slots=True)
+class _Pool:
+    """The tokens of a group."""
+
+    allowed: Collection[int]
+    loose: list[int] = field(default_factory=list)
+    """Those without a live owner."""
+    tokens: dict[int, Sequence[int]] = field(default_factory=dict)
+    """Those of each live owner, allowed or not."""
+    foreign: Mapping[int, Collection[int]] = field(default_factory=dict)
+    """What is in ``tokens``, but belongs to another pool."""
+
+    def group(self) -> Group:
+        held = {i: len(tokens) - len(self.foreign.get(i, ())) for i, tokens in self.tokens.items()}
+        size = len(self.loose) + sum(held.values())
+        return Group(self.allowed, size, {i: held[i] for i in self.allowed if held.get(i)})
+
+    def _given(self, group: Group) -> Iterator[tuple[int | None, list[int]]]:
+        yield None, self.loose
+        for i, tokens in sorted(self.tokens.items()):
+            foreign = self.foreign.get(i, ())
+            count = len(tokens) - len(foreign) - group.placed.get(i, 0)
+            if count > 0:
+                tail = filterfalse(foreign.__contains__, tokens[-count - len(foreign) :])
+                yield i, list(tail)[-count:]
+
+    def transfers(self, group: Group) -> Iterator[tuple[int | None, int, list[int]]]:
+        """(from, to, tokens) for each step from what is held to what shall be; from None: no live owner."""
+        given = self._given(group)
+        giver, tokens = next(given)
+        start = 0
+        for taker in sorted(group.placed):
+            wanted = group.placed[taker] - group.held.get(taker, 0)
+            while wanted > 0:
+                if start == len(tokens):
+                    giver, tokens = next(given)
+                    start = 0
+                part = tokens[start : start + wanted]
+                start += len(part)
+                wanted -= len(part)
+                if part:
+                    yield giver, taker, part
+
+
+def _rules(pins: Mapping[int, Collection[str]], live: frozenset[str]) -> dict[int, frozenset[str]]:
+    """Of each pinned token the live names that may own it, where those are not all."""
+    known: dict[frozenset[str], frozenset[str]] = {}
+    rules = {}
+    for token, allowed in pins.items():
+        key = frozenset(allowed)
+        rule = known.get(key)
+        if rule is None:
+            rule = known[key] = key & live
+        if rule != live:
+            rules[token] = rule
+    return rules
+
+
+def _pinned(marked: frozenset[int], tokens: Sequence[int]) -> list[int]:
+    """Those of ``tokens`` that are in ``marked``."""
+    if len(marked) * _SEARCH_COST > len(tokens):
+        return sorted(marked.intersection(tokens))
+    places = ((token, bisect_left(tokens, token)) for token in marked)
+    return sorted(token for token, place in places if place < len(tokens) and tokens[place] == token)
+
+
+def _pools(
+    owned: Mapping[str | None, Sequence[int]], names: Sequence[str], pins: Mapping[int, Collection[str]]
+) -> tuple[_Pool, list[_Pool]]:
+    """The pool of tokens nobody may have, and the others, those with the fewest allowed members first."""
+    index: dict[str | None, int] = {name: i for i, name in enumerate(names)}
+    rules = _rules(pins, frozenset(names))
+    marked = frozenset(rules)
+    by_rule = {
+        rule: _Pool(dict.fromkeys(sorted(index[name] for name in rule))) for rule in {frozenset(), *rules.values()}
+    }
+    free = _Pool(range(len(names)))
+    foreign: dict[int, Collection[int]] = {}
+    for owner, tokens in owned.items():
+        i = index.get(owner)
+        pinned = _pinned(marked, tokens)
+        parts: dict[frozenset[str], list[int]] = defaultdict(list)
+        for token in pinned:
+            parts[rules[token]].append(token)
+        for rule, part in parts.items():
+            if i is None:
+                by_rule[rule].loose += part
+            else:
+                by_rule[rule].tokens[i] = part
+        if i is not None:
+            free.tokens[i] = tokens
+            foreign[i] = frozenset(pinned)
+        elif pinned:
+            free.loose += filterfalse(frozenset(pinned).__contains__, tokens)
+        else:
+            free.loose += tokens
+    free.foreign = foreign
+    banned = by_rule.pop(frozenset())
+    pools = sorted(by_rule.values(), key=lambda pool: (len(pool.allowed), list(pool.allowed)))
+    for pool in (banned, *pools, free):
+        pool.loose.sort()
+    return banned, [*pools, free]

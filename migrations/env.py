@@ -47,10 +47,7 @@ def database_url() -> URL:
     """The database of a run from the command line."""
     given: dict[str, str] = context.get_x_argument(as_dictionary=True)
     url = make_url(
-        given.get("url")
-        or os.environ.get("JOBSYNC_DATABASE_URL")
-        or config.get_main_option("sqlalchemy.url")
-        or ""
+        given.get("url") or os.environ.get("JOBSYNC_DATABASE_URL") or config.get_main_option("sqlalchemy.url") or ""
     )
     return url.set(drivername="postgresql+psycopg") if url.drivername == "postgresql" else url
 
@@ -76,9 +73,7 @@ def options(names: Names) -> dict[str, Any]:
 
 def prepare_schema(connection: Connection, schema: str) -> None:
     """Create the schema if it is missing, and remember that it is ours to drop."""
-    known = connection.scalar(
-        text("SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = :name"), {"name": schema}
-    )
+    known = connection.scalar(text("SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = :name"), {"name": schema})
     if known is None:
         for statement in schema_ddl(schema):
             connection.execute(statement)

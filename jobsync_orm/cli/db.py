@@ -18,15 +18,11 @@ __all__ = ["app"]
 
 app = typer.Typer(help="The library's tables.", no_args_is_help=True)
 
-Url = Annotated[
-    str, typer.Option(envvar="JOBSYNC_DATABASE_URL", help="postgresql://user:password@host:port/dbname")
-]
+Url = Annotated[str, typer.Option(envvar="JOBSYNC_DATABASE_URL", help="postgresql://user:password@host:port/dbname")]
 Appname = Annotated[str | None, typer.Option(help="Prefix of each table; sync_ if not given.")]
 Schema = Annotated[str | None, typer.Option(help="Schema of the tables; if not given, search_path decides.")]
 TotalTokens = Annotated[int | None, typer.Option(help="Number of tokens; 10000 for a new cluster.")]
-HashFunction = Annotated[
-    str | None, typer.Option(help="md5, sha256 or double_sha256, which is that of a new cluster.")
-]
+HashFunction = Annotated[str | None, typer.Option(help="md5, sha256 or double_sha256, which is that of a new cluster.")]
 
 
 @app.command()

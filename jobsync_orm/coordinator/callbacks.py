@@ -62,6 +62,9 @@ class Callback:
 
     def finish(self, timeout: float) -> bool:
         """Wait until every queued call has returned, at most ``timeout`` seconds, then end the thread."""
+        if self._thread is threading.current_thread():  # the callback itself ends the job
+            self._queue.put(None)
+            return False
         finished = self._last is None or self._last.done.wait(timeout)
         if not finished:
             logger.warning("%s is still running after %.1f s; not waiting any longer", self._name, timeout)

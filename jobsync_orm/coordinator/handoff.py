@@ -108,6 +108,11 @@ class Handoff:
 
     # -- release ------------------------------------------------------------------------------------------------
 
+    @property
+    def revoked(self) -> bool:
+        """Whether ``on_revoke`` has returned for tokens that now wait to be released."""
+        return any(delivery.done.is_set() for delivery, _ in self._revoking)
+
     def release(self, session: Session) -> bool:
         """Release what can be released now; True if the epoch has moved on by it."""
         self._revoking = [(delivery, tokens) for delivery, tokens in self._revoking if not delivery.done.is_set()]

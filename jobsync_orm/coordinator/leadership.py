@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from jobsync_orm.coordinator.observation import Evidence, Observer
+from jobsync_orm.coordinator.observation import Evidence
 from jobsync_orm.coordinator.pinning import allowed_nodes
 from jobsync_orm.coordinator.session import Session, array, now, parse_array
 from jobsync_orm.coordinator.statements import PARK, Statements
@@ -33,6 +33,9 @@ PLAN_GAP_SEC = 0.1
 
 # A token that was skipped because an application's transaction held its row is tried again after this time.
 RETRY_SEC = 0.25
+
+# A plan that failed is made again after this time.
+FAILED_SEC = 1.0
 
 GRANT, MARK, UNMARK = 0, 1, 2
 
@@ -76,16 +79,12 @@ class Leadership:
         names: Names,
         statements: Statements,
         me: str,
-        observer: Observer,
         drain_timeout_sec: float,
-        heartbeat_timeout_sec: float,
     ) -> None:
         self._names = names
         self._sql = statements
         self._me = me
-        self._observer = observer
         self._drain = drain_timeout_sec
-        self._timeout = heartbeat_timeout_sec
         self._planned_revision: int | None = None
         self._planned_members: set[str] | None = None
         self._plan_at = float("inf")
@@ -137,21 +136,22 @@ class Leadership:
             array(e.incarnation for e in dead),
             array(e.beat for e in dead),
             array(e.freed for e in dead),
-            self._timeout,
             timeout=HEAVY_SEC,
         )
         return [row[0] or "" for row in rows]
 
     def plan(self, session: Session, incarnation: str) -> Outcome | None:
         """Read, plan, publish. None where there was nothing to do or the world had changed meanwhile."""
-        self._plan_at = float("inf")
+        # Whatever fails below is tried again.
+        self._plan_at = now() + FAILED_SEC
         self._planned_at = now()
         (snapshot,) = session.execute(self._sql.snapshot, timeout=HEAVY_SEC)
         revision, started, members_text, pins_text, expiry, _total = snapshot
         members: list[tuple[str, int, str]] = json.loads(members_text or "[]") or []
         pins: list[tuple[int, list[str]]] = json.loads(pins_text or "[]") or []
+        later = float("inf")
         if expiry is not None:
-            self._due(now() + float(expiry) + 0.01)
+            later = now() + float(expiry) + 0.01
         active = [Member(name, weight) for name, weight, state in members if state != "away"]
         resting = {name for name, _, state in members if state == "away"}
         joining = [name for name, _, state in members if state == "joining"]
@@ -159,26 +159,25 @@ class Leadership:
         for node, next_node, overdue, tokens, left in session.execute(self._sql.tokens, timeout=HEAVY_SEC):
             groups.append(Group(node, next_node, overdue == "t", sorted(parse_array(tokens))))
             if left is not None:
-                self._due(now() + max(float(left), RETRY_SEC) + 0.01)
+                later = min(later, now() + max(float(left), RETRY_SEC) + 0.01)
         names = {member.name for member in active}
         steps = steps_of(groups, active, resting, allowed_nodes(pins, names))
         reason = self._reason(names, joining)
-        if not steps and not joining:
-            self._planned_revision = int(revision or 0)
-            self._planned_members = names
-            return None
-        outcome = self._publish(
-            session, incarnation, revision, started, steps, joining, reason, len(active), _owners(groups)
-        )
-        if outcome is None:
-            self._due(now())
-            return None
+        outcome = None
+        if steps or joining:
+            outcome = self._publish(
+                session, incarnation, revision, started, steps, joining, reason, len(active), _owners(groups)
+            )
+            if outcome is None:
+                self._plan_at = now() + PLAN_GAP_SEC
+                return None
+            if outcome.skipped:
+                later = min(later, now() + RETRY_SEC)
+            if any(step.kind == MARK for step in steps):
+                later = min(later, now() + self._drain + 0.05)
         self._planned_revision = int(revision or 0)
         self._planned_members = names
-        if outcome.skipped:
-            self._due(now() + RETRY_SEC)
-        if any(step.kind == MARK for step in steps):
-            self._due(now() + self._drain + 0.05)
+        self._plan_at = later
         return outcome
 
     def _publish(
@@ -284,8 +283,8 @@ def steps_of(
         leaving.setdefault(None, []).append((target, tokens))
     for (source, target), tokens in wanted.move.items():
         leaving.setdefault(source, []).append((target, tokens))
-    for source, tokens in wanted.park.items():
-        leaving.setdefault(source, []).append((None, tokens))
+    for loser, tokens in wanted.park.items():
+        leaving.setdefault(loser, []).append((None, tokens))
 
     steps: list[Step] = []
     for holder, parts in holders.items():

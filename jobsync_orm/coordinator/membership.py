@@ -21,16 +21,12 @@ from jobsync_orm.coordinator.session import Row, Session, now
 from jobsync_orm.coordinator.statements import Statements
 from jobsync_orm.exceptions import NodeNameInUse
 
-__all__ = ["Beat", "Membership", "Superseded"]
+__all__ = ["Beat", "Membership"]
 
 logger = logging.getLogger("jobsync_orm")
 
 # Seconds between two looks at a name that cannot be had yet.
 LOOK_SEC = 0.25
-
-
-class Superseded(Exception):
-    """Another session holds this node's advisory lock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +111,9 @@ class Membership:
                 raise NodeNameInUse(self._in_use(row))
             else:
                 still_for = asked_at - watched[1]
-                silent = (
-                    still_for > self._config.heartbeat_timeout_sec
-                    and float(row[6] or 0) > self._config.heartbeat_timeout_sec
-                )
-                if locked and still_for > FREED_GRACES * self._config.connection_grace_sec:
+                age, timeout, grace = (float(text or 0) for text in row[6:9])
+                silent = still_for > timeout and age > timeout
+                if locked and still_for > FREED_GRACES * grace:
                     if self._insert(session, row):
                         return True
                     watched = None
@@ -146,6 +140,8 @@ class Membership:
             replaced[2] if replaced else None,
             config.weight,
             config.can_lead,
+            config.heartbeat_timeout_sec,
+            config.connection_grace_sec,
             config.rejoin_grace_sec,
             json.dumps(dict(config.labels or {})),
             socket.gethostname(),

@@ -7,6 +7,7 @@ node is dead only on this process's own, uninterrupted evidence:
 * *freed*: the advisory lock of its session was seen held, and then free on every look for more than twice
   ``connection_grace_sec``.
 
+Timeout and grace are those of the node in question, as its row says, so that nodes may be configured differently.
 All evidence is dropped when this node's own session breaks, or when it has not looked for a while. The eviction itself
 names the ``last_heartbeat`` seen, and the database checks it again together with the age by its own clock (silent) or
 the lock (freed).
@@ -34,6 +35,8 @@ class Seen:
     beat: str
     age_sec: float
     backend_pid: int | None
+    heartbeat_timeout_sec: float
+    connection_grace_sec: float
     rejoin_grace_sec: float
     locked: bool | None
 
@@ -66,17 +69,11 @@ class Observer:
 
     Parameters
     ----------
-    timeout_sec : float
-        Silence that makes a node dead.
-    grace_sec : float
-        ``connection_grace_sec``, the same for every node of the cluster.
     patience_sec : float
         Longest time between two looks for them to count as one observation.
     """
 
-    def __init__(self, timeout_sec: float, grace_sec: float, patience_sec: float) -> None:
-        self._timeout = timeout_sec
-        self._freed_after = FREED_GRACES * grace_sec
+    def __init__(self, patience_sec: float) -> None:
         self._patience = patience_sec
         self._records: dict[str, _Record] = {}
         self._looked_at: float | None = None
@@ -127,8 +124,9 @@ class Observer:
             if record is None:
                 continue
             row = record.row
-            freed = record.free_since is not None and asked_at - record.free_since > self._freed_after
-            silent = asked_at - record.same_since > self._timeout and row.age_sec > self._timeout
+            timeout, grace = row.heartbeat_timeout_sec, row.connection_grace_sec
+            freed = record.free_since is not None and asked_at - record.free_since > FREED_GRACES * grace
+            silent = asked_at - record.same_since > timeout and row.age_sec > timeout
             over = row.state == "away" and row.age_sec > row.rejoin_grace_sec
             if over or (row.state != "away" and (freed or silent)):
                 found.append(Evidence(name, row.incarnation, row.beat, freed and row.state != "away"))

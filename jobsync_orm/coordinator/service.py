@@ -57,6 +57,9 @@ FAILED_SEC = 0.5
 # What waiting will not mend. (A server that speaks another language is found out by the deadline.)
 _REFUSED = re.compile(r"authentication failed|does not exist|no pg_hba.conf entry|could not translate host name")
 
+# Longest that entering waits for the rest of its tokens once it has some.
+SLOW_OWNER_SEC = 1.0
+
 # Longest a leaving node goes on trying to reach a database that does not answer.
 LEAVE_SEC = 5.0
 
@@ -101,16 +104,12 @@ class Coordinator:
             self._on_rebalance,
             self._on_revoke,
         )
-        self._observer = Observer(
-            config.heartbeat_timeout_sec, config.connection_grace_sec, 2 * config.heartbeat_interval_sec + 1
-        )
+        self._observer = Observer(2 * config.heartbeat_interval_sec + 1)
         self._leadership = Leadership(
             config.names,
             self._sql,
             node_name,
-            self._observer,
             config.drain_timeout_sec,
-            config.heartbeat_timeout_sec,
         )
         # The margin covers clocks that run at different rates, and a reader that is slow to read its clock.
         self._lease_sec = config.heartbeat_timeout_sec - max(0.2, config.heartbeat_interval_sec / 5)
@@ -120,7 +119,8 @@ class Coordinator:
         self._seen: list[Seen] = []
         self._next_beat = 0.0
         self._refresh_due = False
-        self._full_member = self._planned = False
+        self._complete = self._planned = False
+        self._first_tokens_at: float | None = None
         self._stop = threading.Event()
         self._entered = threading.Event()
         self._ended = threading.Event()
@@ -206,11 +206,11 @@ class Coordinator:
                     self._lost(lost)
                 except StatementFailed as failed:
                     self._lost(failed)
-                except JobsyncError as refused:
+                except Exception as error:
                     if not self._entered.is_set():
                         raise
-                    logger.error("%s: %s", self._name, refused)
-                    self._lost(refused)
+                    logger.exception("%s: coordination failed; trying again", self._name)
+                    self._lost(error)
                 if not self._stop.is_set():
                     self._pause(backoff * random.uniform(0.5, 1.0))
                     backoff = min(2 * backoff, RECONNECT_MOST_SEC)
@@ -313,7 +313,8 @@ class Coordinator:
                     self._evicted()
                     self._register()
                     continue
-                if now() >= self._handoff.release_at and self._handoff.release(self._session):
+                due = now() >= self._handoff.release_at or self._handoff.revoked
+                if due and self._handoff.release(self._session):
                     self._refresh_due = True
                     continue
                 self._lead()
@@ -322,11 +323,18 @@ class Coordinator:
                 logger.warning("%s: %s; trying again", self._name, failed)
                 self._session.wait(FAILED_SEC)
                 continue
+            except (SessionLost, TimeoutError, JobsyncError):
+                raise
+            except Exception:
+                # A defect of ours must not end a node's heartbeats, and with them its work.
+                logger.exception("%s: this turn of coordination failed; trying again", self._name)
+                self._session.wait(FAILED_SEC)
+                continue
             if self._refresh_due:
                 continue
             due = min(self._next_beat, self._handoff.release_at, self._leadership.plan_at)
             if not self._entered.is_set():
-                due = min(due, self._deadline)
+                due = min(due, self._deadline, self._enter_by() if self._planned else self._deadline)
             heard = self._session.wait(max(0.0, due - now()))
             if everyones in heard:
                 self._next_beat = 0.0
@@ -372,8 +380,11 @@ class Coordinator:
         if found.state is None:
             return False
         self._refresh_due = False
-        self._full_member = found.state == "active" and (found.owned > 0 or found.coming == 0)
         self._planned = found.state == "active"
+        # Tokens on their way are waited for, but not one owner that is slow to let go of its part.
+        if found.owned > 0 and self._first_tokens_at is None:
+            self._first_tokens_at = now()
+        self._complete = self._planned and found.coming == 0
         return True
 
     def _lead(self) -> None:
@@ -417,11 +428,16 @@ class Coordinator:
         if self._entered.is_set():
             return
         enough = self.live_nodes >= self._config.minimum_nodes
-        if enough and (self._full_member or (self._planned and now() >= self._deadline)):
+        if enough and (self._complete or (self._planned and now() >= self._enter_by())):
             self._state = "active"
             self._entered.set()
         else:
             self._check_deadline(connected=True)
+
+    def _enter_by(self) -> float:
+        """When to enter even if some tokens are still on their way."""
+        first = self._first_tokens_at
+        return self._deadline if first is None else min(self._deadline, first + SLOW_OWNER_SEC)
 
     def _check_deadline(self, *, connected: bool) -> None:
         if self._entered.is_set() or self._stop.is_set() or now() < self._deadline:

@@ -11,7 +11,7 @@ planning mutex. A heartbeat locks its own node row and nothing else.
 | statement | locks | if the process stops right after sending it |
 |---|---|---|
 | beat | own node row | executed or not; the answer is lost, so the lease is not extended |
-| register | cluster, own node row, own tokens (skip) | the row is there without a heartbeat: evicted like any dead node |
+| register | cluster, own node row, own tokens (skip) | the row gets no heartbeat and is evicted like any dead node |
 | refresh | nothing | nothing |
 | release | cluster, own draining tokens (skip) | the tokens have moved or not; the leader forces what has not |
 | snapshot, tokens | nothing | nothing |
@@ -61,22 +61,25 @@ class Statements:
         # -- membership -----------------------------------------------------------------------------------------
         self.find = (
             "SELECT incarnation, state, last_heartbeat, backend_pid, host, pid,"
-            " extract(epoch FROM clock_timestamp() - last_heartbeat)"
+            " extract(epoch FROM clock_timestamp() - last_heartbeat), heartbeat_timeout_sec, connection_grace_sec"
             f" FROM {node} WHERE name = $1::text"
         )
         self.register = f"""
             WITH c AS (UPDATE {cluster} SET epoch = epoch + 1, revision = revision + 1 RETURNING epoch),
             me AS (
                 INSERT INTO {node} AS n (name, ordinal, incarnation, registered_at, join_epoch, last_heartbeat,
-                    applied_epoch, state, weight, can_lead, rejoin_grace_sec, labels, host, pid, backend_pid, version)
+                    applied_epoch, state, weight, can_lead, heartbeat_timeout_sec, connection_grace_sec,
+                    rejoin_grace_sec, labels, host, pid, backend_pid, version)
                 SELECT $1::text, nextval('{sequence}'), $2::uuid, clock_timestamp(), c.epoch, clock_timestamp(),
-                    0, 'joining', $5::int, $6::bool, $7::float8, $8::jsonb, $9::text, $10::int, pg_backend_pid(),
-                    $11::text
+                    0, 'joining', $5::int, $6::bool, $7::float8, $8::float8, $9::float8, $10::jsonb, $11::text,
+                    $12::int, pg_backend_pid(), $13::text
                 FROM c
                 ON CONFLICT (name) DO UPDATE SET ordinal = excluded.ordinal, incarnation = excluded.incarnation,
                     registered_at = excluded.registered_at, join_epoch = excluded.join_epoch,
                     last_heartbeat = excluded.last_heartbeat, applied_epoch = 0, state = 'joining',
                     weight = excluded.weight, can_lead = excluded.can_lead,
+                    heartbeat_timeout_sec = excluded.heartbeat_timeout_sec,
+                    connection_grace_sec = excluded.connection_grace_sec,
                     rejoin_grace_sec = excluded.rejoin_grace_sec, labels = excluded.labels, host = excluded.host,
                     pid = excluded.pid, backend_pid = excluded.backend_pid, version = excluded.version
                 WHERE n.state = 'away'
@@ -102,7 +105,8 @@ class Statements:
                 SELECT name FROM {node} WHERE can_lead AND state <> 'away' ORDER BY ordinal LIMIT 3),
             seen AS (
                 SELECT n.ordinal, json_build_array(n.name, n.incarnation, n.state, n.last_heartbeat::text,
-                    extract(epoch FROM clock_timestamp() - n.last_heartbeat), n.backend_pid, n.rejoin_grace_sec,
+                    extract(epoch FROM clock_timestamp() - n.last_heartbeat), n.backend_pid,
+                    n.heartbeat_timeout_sec, n.connection_grace_sec, n.rejoin_grace_sec,
                     CASE WHEN $5::bool THEN {held("n.name", "n.backend_pid")} END) AS line
                 FROM {node} n WHERE $4::bool OR n.name IN (SELECT name FROM oldest))
             SELECT (SELECT state FROM me), c.epoch, c.revision,
@@ -136,7 +140,7 @@ class Statements:
                 WHERE CASE WHEN n.state = 'away'
                     THEN n.last_heartbeat + n.rejoin_grace_sec * interval '1 second' < clock_timestamp()
                     WHEN x.freed THEN NOT {held("n.name", "n.backend_pid")}
-                    ELSE n.last_heartbeat + $5::float8 * interval '1 second' < clock_timestamp() END
+                    ELSE n.last_heartbeat + n.heartbeat_timeout_sec * interval '1 second' < clock_timestamp() END
                 FOR UPDATE OF n),
             away AS (
                 UPDATE {node} n SET state = 'away', last_heartbeat = clock_timestamp(), backend_pid = NULL FROM gone
@@ -249,5 +253,6 @@ class Statements:
                 SELECT $13::timestamptz, $14::text, $1::text, $15::int, $16::int, tally.moved,
                     (extract(epoch FROM clock_timestamp() - $13::timestamptz) * 1000)::int, c.epoch
                 FROM c, tally WHERE tally.moved > 0)
-            SELECT c.epoch, tally.steps, tally.moved, (SELECT count(pg_notify(channel, '')) FROM unnest($17::text[]) AS channel)
+            SELECT c.epoch, tally.steps, tally.moved,
+                (SELECT count(pg_notify(channel, '')) FROM unnest($17::text[]) AS channel)
             FROM c, tally"""

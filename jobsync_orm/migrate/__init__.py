@@ -129,9 +129,7 @@ def upgrade(
         _run(connection, cluster, "upgrade", revision)
 
 
-def downgrade(
-    bind: Bind, *, appname: str | None = None, schema: str | None = None, revision: str = "base"
-) -> None:
+def downgrade(bind: Bind, *, appname: str | None = None, schema: str | None = None, revision: str = "base") -> None:
     """Go back to an older revision. ``"base"`` removes all there is, with all locks, checkpoints and records.
 
     A schema that :func:`upgrade` created goes too, if nothing else is in it. Stop every worker first.

@@ -58,8 +58,7 @@ def target(
         for name, value in given.items():
             if value is not None:
                 raise ConfigurationError(
-                    f"{name}={value!r} beside a CoordinationConfig, which has {getattr(bind, name)!r}: "
-                    "set it there"
+                    f"{name}={value!r} beside a CoordinationConfig, which has {getattr(bind, name)!r}: set it there"
                 )
         return Target(bind.names, bind.total_tokens, bind.hash_function)
     names = Names(DEFAULT_APPNAME if appname is None else appname, schema)
@@ -82,8 +81,7 @@ def transaction(bind: Bind) -> Iterator[Connection]:
         _require_postgresql(bind.engine)
         if getattr(bind.connection.dbapi_connection, "autocommit", False):
             raise ConfigurationError(
-                "the connection is in AUTOCOMMIT, where several statements are no transaction: "
-                "give its engine"
+                "the connection is in AUTOCOMMIT, where several statements are no transaction: give its engine"
             )
         if bind.in_transaction():
             yield bind

@@ -67,9 +67,7 @@ def problems(connection: Connection, cluster: Target, revisions: Sequence[str]) 
 
 
 def _exists(connection: Connection, names: Names, kind: str) -> bool:
-    found = connection.scalar(
-        text("SELECT pg_catalog.to_regclass(:name) IS NOT NULL"), {"name": names.sql(kind)}
-    )
+    found = connection.scalar(text("SELECT pg_catalog.to_regclass(:name) IS NOT NULL"), {"name": names.sql(kind)})
     return bool(found)
 
 
@@ -95,10 +93,7 @@ def _schema_problem(connection: Connection, schema: str | None, upgrade: str) ->
     if schema is None:
         return None
     usable = connection.scalar(
-        text(
-            "SELECT pg_catalog.has_schema_privilege(oid, 'USAGE') FROM pg_catalog.pg_namespace"
-            " WHERE nspname = :name"
-        ),
+        text("SELECT pg_catalog.has_schema_privilege(oid, 'USAGE') FROM pg_catalog.pg_namespace WHERE nspname = :name"),
         {"name": schema},
     )
     if usable is None:
@@ -109,9 +104,7 @@ def _schema_problem(connection: Connection, schema: str | None, upgrade: str) ->
 def _lacking_privileges(connection: Connection, names: Names, kind: str) -> list[str]:
     needed = ("SELECT",) if kind == VERSION else ("SELECT", "INSERT", "UPDATE", "DELETE")
     ask = text("SELECT pg_catalog.has_table_privilege(:name, :right)")
-    return [
-        right for right in needed if not connection.scalar(ask, {"name": names.sql(kind), "right": right})
-    ]
+    return [right for right in needed if not connection.scalar(ask, {"name": names.sql(kind), "right": right})]
 
 
 def _sequence_problems(connection: Connection, names: Names, recreate: str) -> list[str]:
@@ -124,9 +117,7 @@ def _sequence_problems(connection: Connection, names: Names, recreate: str) -> l
     return []
 
 
-def _revision_problem(
-    revision: str | None, names: Names, revisions: Sequence[str], upgrade: str
-) -> str | None:
+def _revision_problem(revision: str | None, names: Names, revisions: Sequence[str], upgrade: str) -> str | None:
     newest = revisions[0]
     if revision == newest:
         return None
@@ -140,9 +131,7 @@ def _revision_problem(
     )
 
 
-def _cluster_problems(
-    connection: Connection, cluster: Target, tokens_readable: bool, recreate: str
-) -> list[str]:
+def _cluster_problems(connection: Connection, cluster: Target, tokens_readable: bool, recreate: str) -> list[str]:
     names = cluster.names
     settings = cluster_settings(connection, names)
     if settings is None:

@@ -125,6 +125,8 @@ class NodeMixin:
     state = _required(Text(), server_default=text("'joining'"))
     weight = _required(Integer(), server_default=text("1"))
     can_lead = _required(Boolean(), server_default=text("true"))
+    heartbeat_timeout_sec = _required(FLOAT, server_default=text("15"))
+    connection_grace_sec = _required(FLOAT, server_default=text("0.5"))
     rejoin_grace_sec = _required(FLOAT, server_default=text("0"))
     labels = _required(STRINGS, server_default=text("'{}'"))
     host = _required(Text(), server_default=text("''"))

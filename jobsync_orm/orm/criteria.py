@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from sqlalchemy import Integer, Select, Text, and_, column, inspect, select, table, true
 from sqlalchemy.orm import Mapper
+from sqlalchemy.orm.util import AliasedInsp
 from sqlalchemy.sql.expression import ColumnElement
 
 from jobsync_orm.exceptions import ConfigurationError, FilterNotApplicable
@@ -64,8 +65,7 @@ def owned_by(entity: Any, job: Owner) -> ColumnElement[bool]:
     mapper = token_mapper(entity)
     if mapper is None:
         raise FilterNotApplicable(
-            f"{entity!r} has no tokens: owned_by needs a mapped class with the TokenOwned mixin, or an alias "
-            "of one"
+            f"{entity!r} has no tokens: owned_by needs a mapped class with the TokenOwned mixin, or an alias of one"
         )
     if job.names is None:
         return true()
@@ -77,7 +77,7 @@ def owned_by(entity: Any, job: Owner) -> ColumnElement[bool]:
 def token_mapper(entity: Any) -> Mapper[Any] | None:
     """Mapper of a ``TokenOwned`` class or of an alias of one, else None."""
     inspected = inspect(entity, raiseerr=False)
-    if inspected is None or not (inspected.is_mapper or inspected.is_aliased_class):
+    if not isinstance(inspected, Mapper | AliasedInsp):
         return None
     mapper: Mapper[Any] = inspected.mapper
     return mapper if hasattr(mapper.class_, "_in_tokens") else None

@@ -145,7 +145,7 @@ def _check_key(mapper: Mapper[Any], class_: type[TokenOwned]) -> None:
 
 def _key(mapper: Mapper[Any], class_: type[TokenOwned], token_id: Column[Any]) -> Column[Any] | str:
     attribute = getattr(class_, "__token_key__", None)
-    sql = getattr(class_, "__token_key_sql__", None)
+    sql: str | None = getattr(class_, "__token_key_sql__", None)
     if (attribute is None) == (sql is None):
         raise ConfigurationError(
             f"{class_.__name__} needs one of __token_key__ (name of the attribute whose value is hashed) and "

@@ -15,9 +15,8 @@ listed, and tested line by line, in ``docs/filtering.md``. Where a forgotten fil
 
 How it is done, and why so: a ``do_orm_execute`` listener adds ``with_loader_criteria`` for the mixin.
 ``include_aliases`` because without it a criterion on a mixin is dropped in silence. The listener runs on
-relationship loads too and the option is not propagated to loaders: an option that travels with the loaded
-object would keep it from being pickled, and would not reach objects that were made in the session or loaded
-before.
+relationship loads too and the option does not travel with the loaded objects: it would keep them from being
+pickled, and would not reach objects that were made in the session or loaded before.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import event
 from sqlalchemy.orm import ORMExecuteState, Session, scoped_session, sessionmaker, with_loader_criteria
+from sqlalchemy.orm.util import LoaderCriteriaOption
 
 from jobsync_orm.exceptions import ConfigurationError, FilterNotApplicable
 from jobsync_orm.orm.criteria import Owner, owned_tokens, token_mapper
@@ -101,16 +101,35 @@ def unfilter_session(target: Filterable) -> None:
     event.remove(source, "do_orm_execute", listener)
 
 
+class _ThisStatement(LoaderCriteriaOption):
+    """A loader criterion that holds for all of a statement, joined eager loads included, and for nothing later.
+
+    SQLAlchemy knows two kinds. One that propagates to loaders stays with each loaded object. One that does
+    not is left out of joined eager loads. So what is seen when results are loaded is the second kind, and
+    what is compiled is the first.
+    """
+
+    __slots__ = ("_compiled",)
+    # Part of the statement's cache key, as in the base class, whose own class attribute forbids inheriting it.
+    _traverse_internals = LoaderCriteriaOption._traverse_internals
+
+    def __init__(self, criterion: LoaderCriteriaOption) -> None:
+        for name in LoaderCriteriaOption.__slots__:
+            setattr(self, name, getattr(criterion, name))
+        self.propagate_to_loaders = False
+        self._compiled = criterion
+
+    def get_global_criteria(self, attributes: dict[Any, Any]) -> None:
+        self._compiled.get_global_criteria(attributes)
+
+
 def _listener(job: Owner) -> _Listener:
     if job.names is None:
         return _pass
     tokens = owned_tokens(job.names, job.node_name)
-    criterion = with_loader_criteria(
-        TokenOwned,
-        # SQLAlchemy allows a lambda here little more than a method call on its argument.
-        lambda cls: cls._in_tokens(tokens),
-        include_aliases=True,
-        propagate_to_loaders=False,
+    # SQLAlchemy allows a lambda here little more than a method call on its argument.
+    criterion = _ThisStatement(
+        with_loader_criteria(TokenOwned, lambda cls: cls._in_tokens(tokens), include_aliases=True)
     )
 
     def add_criterion(state: ORMExecuteState) -> None:

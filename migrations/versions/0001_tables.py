@@ -23,9 +23,7 @@ PROTOCOL_VERSION = 1
 
 def column(name: str, type_: sa.types.TypeEngine, default: str | None = None) -> sa.Column:
     # An integer primary key would be a SERIAL otherwise.
-    return sa.Column(
-        name, type_, nullable=False, server_default=default and sa.text(default), autoincrement=False
-    )
+    return sa.Column(name, type_, nullable=False, server_default=default and sa.text(default), autoincrement=False)
 
 
 def numbered(name: str) -> sa.Column:
@@ -75,15 +73,15 @@ def upgrade(names: Names, total_tokens: int, hash_function: str) -> None:
         column("state", text, default="'joining'"),
         column("weight", integer, default="1"),
         column("can_lead", sa.Boolean(), default="true"),
+        column("heartbeat_timeout_sec", sa.Double(53), default="15"),
+        column("connection_grace_sec", sa.Double(53), default="0.5"),
         column("rejoin_grace_sec", sa.Double(53), default="0"),
         column("labels", JSONB(), default="'{}'"),
         column("host", text, default="''"),
         column("pid", integer, default="0"),
         optional("backend_pid", integer),
         column("version", text, default="''"),
-        sa.CheckConstraint(
-            "state IN ('joining', 'active', 'away')", name=f"{names.bare('node')}_state_check"
-        ),
+        sa.CheckConstraint("state IN ('joining', 'active', 'away')", name=f"{names.bare('node')}_state_check"),
         sa.UniqueConstraint("ordinal", name=f"{names.bare('node')}_ordinal_key"),
         key="name",
     )

@@ -5,10 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sqlalchemy import ForeignKey, Text
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
+from sqlalchemy.orm import (
+    DeclarativeBase,
+    DynamicMapped,
+    Mapped,
+    WriteOnlyMapped,
+    mapped_column,
+    relationship,
+)
 
 from jobsync_orm.naming import Names
 from jobsync_orm.orm import TokenOwned
+
+DEFAULT = Names()
 
 
 @dataclass
@@ -16,7 +25,7 @@ class FakeJob:
     """What the filters ask of a job."""
 
     node_name: str = "me"
-    names: Names | None = Names()
+    names: Names | None = DEFAULT
     total_tokens: int = 10_000
     hash_function: str = "double_sha256"
 
@@ -29,18 +38,21 @@ class Shop(Base):
     __tablename__ = "shop"
     id: Mapped[int] = mapped_column(primary_key=True)
     items: Mapped[list[Item]] = relationship(back_populates="shop", order_by="Item.id")
+    dynamic_items: DynamicMapped[Item] = relationship(viewonly=True)
+    write_only_items: WriteOnlyMapped[Item] = relationship(viewonly=True)
 
 
 class Tagging(Base):
     __tablename__ = "tagging"
     item_id: Mapped[int] = mapped_column(ForeignKey("item.id"), primary_key=True)
     tag_id: Mapped[int] = mapped_column(ForeignKey("tag.id"), primary_key=True)
+    item: Mapped[Item] = relationship(viewonly=True)
 
 
 class Tag(Base):
     __tablename__ = "tag"
     id: Mapped[int] = mapped_column(primary_key=True)
-    items: Mapped[list[Item]] = relationship(secondary="tagging", order_by="Item.id")
+    items: Mapped[list[Item]] = relationship(secondary="tagging", order_by="Item.id", viewonly=True)
 
 
 class Item(TokenOwned, Base):

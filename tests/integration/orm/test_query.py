@@ -71,7 +71,8 @@ def test_expressions_over_an_entity(session: OwnedQuerySession, job: FakeJob) ->
 
 def test_two_entities_are_both_filtered(session: OwnedQuerySession, job: FakeJob) -> None:
     other = aliased(Item)
-    rows = session.query(Item.sku, Part.serial, other.sku).owned_by(job).all()
+    query = session.query(Item.sku, Part.serial, other.sku).select_from(Item).join(Part, true()).join(other, true())
+    rows = query.owned_by(job).all()
     assert len(rows) == len(MINE) ** 3
     assert {value for row in rows for value in row} == set(MINE)
 

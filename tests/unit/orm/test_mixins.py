@@ -113,9 +113,7 @@ def test_the_column_of_the_key_may_have_another_name_than_the_attribute() -> Non
 
 
 def test_names_of_another_cluster() -> None:
-    model = declare(
-        mapped_column(Text, nullable=False), __token_appname__="billing_", __token_schema__="Jobs"
-    )
+    model = declare(mapped_column(Text, nullable=False), __token_appname__="billing_", __token_schema__="Jobs")
     assert '"Jobs".billing_token_of(key)' in ddl(model)
     assert 'billing_token_of(CAST("key" AS TEXT))' in ddl(model, sqlite.dialect())
     assert "Jobs" not in ddl(model, sqlite.dialect())
@@ -146,9 +144,7 @@ def test_names_on_the_base_count_with_the_mixin_in_front() -> None:
 
 
 def test_sql_as_the_key() -> None:
-    model = declare(
-        mapped_column(Float), __token_key__=None, __token_key_sql__="to_hex((id + 16)) || '%:x'::text"
-    )
+    model = declare(mapped_column(Float), __token_key__=None, __token_key_sql__="to_hex((id + 16)) || '%:x'::text")
     assert "(sync_token_of(to_hex((id + 16)) || '%%:x'::text)) STORED" in ddl(model)
 
 
@@ -384,7 +380,7 @@ def test_sqlite_with_other_settings() -> None:
     model.metadata.create_all(engine)
     with engine.begin() as connection:
         connection.execute(insert(model), [{"key": k} for k in "abcdef"])
-        found = {key: token for key, token in connection.execute(select(model.key, model.token_id))}
+        found = dict(map(tuple, connection.execute(select(model.key, model.token_id))))
     assert found == {key: task_to_token(key, 7, "md5") for key in "abcdef"}
     engine.dispose()
 
@@ -404,10 +400,7 @@ def test_enable_sqlite_refuses_bad_settings_at_once() -> None:
 
 
 def test_importing_the_package_is_cheap() -> None:
-    code = (
-        "import sys, jobsync_orm.orm; "
-        "print([m for m in ('alembic', 'sqlalchemy.ext.asyncio') if m in sys.modules])"
-    )
+    code = "import sys, jobsync_orm.orm; print([m for m in ('alembic', 'sqlalchemy.ext.asyncio') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
