@@ -1,7 +1,7 @@
 """``jobsync-orm``: the library's commands. Needs the extra ``cli``.
 
 Each group of commands is a file beside this one that offers a ``typer.Typer`` called ``app``, and a line in
-:func:`application`.
+:func:`application`; a single command is a file with a function of its name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def application() -> typer.Typer:
     """The whole command line."""
     import typer
 
-    from jobsync_orm.cli import db
+    from jobsync_orm.cli import db, demo
 
     app = typer.Typer(
         help="Share one PostgreSQL table between several workers.",
@@ -28,6 +28,7 @@ def application() -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.add_typer(db.app, name="db")
+    app.command()(demo.demo)
 
     def show_version(wanted: bool) -> None:
         if wanted:

@@ -313,8 +313,8 @@ class Coordinator:
                     self._evicted()
                     self._register()
                     continue
-                due = now() >= self._handoff.release_at or self._handoff.revoked
-                if due and self._handoff.release(self._session):
+                ready = now() >= self._handoff.release_at or self._handoff.revoked
+                if ready and self._handoff.release(self._session):
                     self._refresh_due = True
                     continue
                 self._lead()

@@ -73,7 +73,7 @@ def _bound(element: TokenOf) -> tuple[Names, Column[Any] | str]:
     return element.names, element.source
 
 
-@compiles(TokenOf, "postgresql")
+@compiles(TokenOf)
 def _postgresql(element: TokenOf, compiler: SQLCompiler, **kw: Any) -> str:
     names, source = _bound(element)
     function = names.token_function
@@ -87,14 +87,14 @@ def _postgresql(element: TokenOf, compiler: SQLCompiler, **kw: Any) -> str:
     return f"{function}(({text})::text)"
 
 
-@compiles(TokenOf)
-def _elsewhere(element: TokenOf, compiler: SQLCompiler, **kw: Any) -> str:
+@compiles(TokenOf, "sqlite")
+def _sqlite(element: TokenOf, compiler: SQLCompiler, **kw: Any) -> str:
     names, source = _bound(element)
     if isinstance(source, str):
         return f"{names.token_function}({compiler.process(literal_column(source), **kw)})"
     text = compiler.process(source, **{**kw, "include_table": False})
     if isinstance(source.type, Uuid):
-        # Where there is no UUID type SQLAlchemy stores the 32 digits; the token is that of the usual text.
+        # SQLAlchemy stores the 32 digits alone; the token is that of the usual text.
         dashed = " || '-' || ".join(f"substr({text}, {start}, {length})" for start, length in _UUID_GROUPS)
         return f"{names.token_function}({dashed})"
     return f"{names.token_function}(CAST({text} AS TEXT))"

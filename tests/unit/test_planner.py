@@ -300,6 +300,20 @@ def test_two_members_become_three() -> None:
     assert outcome.moved == 3333
 
 
+def test_the_last_free_tokens_go_and_pinned_ones_among_them_stay() -> None:
+    members = [Member("a"), Member("b")]
+    assert plan({"a": [0, 1, 2, 3, 4, 5]}, members, {0: ["a"]}).move == {("a", "b"): [3, 4, 5]}
+    assert plan({"a": [0, 1, 2, 3, 4, 5]}, members, {4: ["a"]}).move == {("a", "b"): [2, 3, 5]}
+
+
+@pytest.mark.parametrize("owners", list(itertools.permutations(["a", "b", "x", "y"])))
+def test_several_givers_and_takers_are_matched_by_name(owners) -> None:
+    tokens = {"a": [0, 1, 2, 3, 4, 5], "b": [6, 7, 8, 9, 10, 11], "x": [12, 14], "y": [13, 15]}
+    outcome = plan({name: tokens[name] for name in owners}, [Member(name) for name in "edcba"])
+    assert outcome.assign == {"c": [12, 13, 14], "d": [15]}
+    assert outcome.move == {("a", "d"): [4, 5], ("b", "e"): [9, 10, 11]}
+
+
 def test_who_holds_more_keeps_the_odd_token() -> None:
     members = [Member("a"), Member("b"), Member("c")]
     assert plan({"a": [0, 1], "b": [2, 3, 4], "c": [5, 6]}, members).moved == 0

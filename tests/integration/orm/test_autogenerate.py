@@ -50,10 +50,11 @@ class Plain(TokenOwned, Base):
 
 
 def context(connection: Connection) -> MigrationContext:
-    def ours(_object: Any, name: str | None, _type: str, reflected: bool, _to: Any) -> bool:
-        return not (reflected and (name or "").startswith("sync_"))
-
-    options = {"compare_server_default": True, "compare_type": True, "include_object": ours}
+    options = {
+        "compare_server_default": True,
+        "include_name": migrate.include_name,
+        "include_object": migrate.include_object,
+    }
     return MigrationContext.configure(connection, opts={**options, "target_metadata": Base.metadata})
 
 
@@ -68,7 +69,7 @@ def test_the_rendered_migration_makes_the_column(engine: Engine) -> None:
     with engine.begin() as connection:
         connection.execute(text("CREATE EXTENSION IF NOT EXISTS citext"))
         migration = context(connection)
-        code = render_python_code(produce_migrations(migration, Base.metadata).upgrade_ops)
+        code = render_python_code(produce_migrations(migration, Base.metadata).upgrade_ops, migration_context=migration)
         namespace: dict[str, Any] = {}
         exec(
             "import sqlalchemy as sa\nfrom sqlalchemy import Text\nfrom sqlalchemy.dialects import postgresql\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -28,13 +27,13 @@ OTHERS = tuple(key for key in KEYS if key not in MINE)
 
 
 @pytest.fixture
-def stocked(shop_engine: Engine) -> Iterator[Engine]:
+def stocked(shop_engine: Engine) -> Engine:
     with Session(shop_engine) as session, session.begin():
         shop = Shop(id=1)
         for number, key in enumerate(KEYS, 1):
             session.add(Item(id=number, sku=key, shop=shop, parts=[Part(serial=key)]))
             session.add(Truck(plate=key))
-    yield shop_engine
+    return shop_engine
 
 
 def seen(session: Session) -> tuple[str, ...]:
@@ -196,8 +195,8 @@ def test_the_remedy_for_joined_inheritance(stocked: Engine, job: FakeJob) -> Non
             session.execute(update(Truck).values(load=7))
         remedy = ".where(Truck.owned_by(job)).execution_options(all_tokens=True)"
         assert remedy in str(caught.value)
-        statement = update(Truck).values(load=7)
-        session.execute(eval(f"statement{remedy}"))
+        names = {"statement": update(Truck).values(load=7), "Truck": Truck, "job": job}
+        session.execute(eval(f"statement{remedy}", names))
         changed = session.scalars(text("SELECT plate FROM vehicle JOIN truck USING (id) WHERE load = 7"))
         assert set(changed) == set(MINE)
 

@@ -40,7 +40,6 @@ from sqlalchemy.orm import (
     Mapped,
     MappedAsDataclass,
     Session,
-    configure_mappers,
     mapped_column,
     registry,
 )
@@ -314,6 +313,20 @@ def test_single_table_inheritance_with_the_mixin_on_the_parent() -> None:
     assert One.token_id.property.columns == [Parent.__table__.c.token_id]
 
 
+def test_a_table_whose_class_was_refused_cannot_be_created() -> None:
+    class Base(DeclarativeBase):
+        pass
+
+    with pytest.raises(ConfigurationError):
+
+        class Thing(TokenOwned, Base):
+            __tablename__ = "thing"
+            id: Mapped[int] = mapped_column(primary_key=True)
+
+    with pytest.raises(ConfigurationError, match="token_id has no key"):
+        str(CreateTable(Base.metadata.tables["thing"]).compile(dialect=postgresql.dialect()))
+
+
 def test_a_table_of_the_users_own() -> None:
     class Thing(TokenOwned, base()):  # type: ignore[misc]
         __table__ = Table(
@@ -403,7 +416,3 @@ def test_importing_the_package_is_cheap() -> None:
     code = "import sys, jobsync_orm.orm; print([m for m in ('alembic', 'sqlalchemy.ext.asyncio') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def teardown_module() -> None:
-    configure_mappers()

@@ -1,0 +1,261 @@
+"""The story of the demo, from an empty database to the verdict.
+
+What happens is triggered by the progress of the work, not by the clock: at 20 % the leader is killed, at 40 % a worker
+joins, at 60 % one leaves; none of it before the cluster has recovered from what came before. A cluster has recovered
+when the live workers own all tokens, in even shares, and none is on the move. How long that took is measured by the
+database's clock: from the SIGKILL, from the moment the new worker registered, from the SIGTERM; until the last token
+got its new owner.
+"""
+
+from __future__ import annotations
+
+import datetime
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from psycopg.errors import DuplicateSchema
+from sqlalchemy import URL, Engine, create_engine, insert
+from sqlalchemy.exc import ProgrammingError
+from sqlalchemy.orm import Session
+from sqlalchemy.schema import CreateSchema, DropSchema
+
+from jobsync_orm import CoordinationConfig, embedded, migrate
+from jobsync_orm.demo.cluster import Snapshot, clock, observe
+from jobsync_orm.demo.fleet import Fleet, WorkerFailed
+from jobsync_orm.demo.model import SCHEMA, Base, SourceFile, source_files, standard_library
+from jobsync_orm.demo.proof import prove
+from jobsync_orm.demo.view import View, make_view
+from jobsync_orm.exceptions import ConfigurationError
+
+__all__ = ["Event", "run"]
+
+# Seconds between two looks, and seconds without any progress after which the demo gives up.
+LOOK = 0.2
+PATIENCE = 90
+
+
+@dataclass
+class Event:
+    """One change of the cluster.
+
+    Attributes
+    ----------
+    what : str
+        What happened, to whom.
+    before : Snapshot
+        The cluster just before.
+    since : datetime, optional
+        When it happened; None until a joining worker has registered.
+    newcomer : str, optional
+        The worker that joins.
+    moved : int
+        Tokens with another owner than before, once the cluster has recovered.
+    seconds : float
+        Until it had recovered.
+    """
+
+    what: str
+    before: Snapshot
+    since: datetime.datetime | None = None
+    newcomer: str | None = None
+    moved: int = 0
+    seconds: float = 0.0
+
+
+def run(url: str | URL | None = None, workers: int = 3, files: int | None = None, seconds: float = 20) -> int:
+    """Play the demo and judge it.
+
+    Parameters
+    ----------
+    url : str or URL, optional
+        Database to play in, in a schema of its own that is removed afterwards. None starts an embedded PostgreSQL in a
+        temporary folder.
+    workers : int
+        Workers at the start, at least 2.
+    files : int, optional
+        Number of files; None takes all of the standard library.
+    seconds : float
+        Least duration of the work with ``workers`` workers: they are slowed down to it, so that there is something to
+        see on a fast machine.
+
+    Returns
+    -------
+    int
+        0 if the proof holds, else 1.
+
+    Raises
+    ------
+    ConfigurationError
+        There is nothing to work on, or the database holds the demo's schema already.
+    EmbeddedUnavailable
+        The embedded PostgreSQL does not start.
+    """
+    root = standard_library()
+    paths = source_files(root, files)
+    if not paths:
+        raise ConfigurationError(f"{root} holds no source files: this Python's library is packed or was removed")
+    with _signals() as ignore_signals, ExitStack() as stack:
+        folder = Path(tempfile.mkdtemp(prefix="jobsync-demo-"))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        try:
+            view = make_view()
+            engine = _database(url, folder, stack, view)
+            _make_tables(engine, paths)
+            view.say(f"{len(paths):,} source files of {root}, one row each in {SCHEMA}.source_file")
+            fleet = stack.enter_context(Fleet(engine.url, seconds * workers / len(paths), folder))
+            session = stack.enter_context(Session(engine))
+            try:
+                with view:
+                    events = _play(session, fleet, workers, view)
+            except WorkerFailed as failure:
+                view.say(f"FAILED: {failure}")
+                return 1
+            return _judge(session, root, paths, events, view)
+        finally:
+            # A second Ctrl-C must not keep the first from cleaning up.
+            ignore_signals()
+
+
+def _database(url: str | URL | None, folder: Path, stack: ExitStack, view: View) -> Engine:
+    """An engine for a database in which the demo's schema is new, and is removed in the end."""
+    started = time.monotonic()
+    if url is None:
+        stack.callback(embedded.stop, folder / "pg")
+        url = embedded.server_url(folder / "pg")
+        view.say(f"PostgreSQL started in {folder}/pg in {time.monotonic() - started:.1f} s")
+    engine = create_engine(CoordinationConfig(url=url).sqlalchemy_url())
+    stack.callback(engine.dispose)
+    try:
+        with engine.begin() as connection:
+            connection.execute(CreateSchema(SCHEMA))
+    except ProgrammingError as error:
+        if not isinstance(error.orig, DuplicateSchema):
+            raise
+        raise ConfigurationError(
+            f"schema {SCHEMA} is in {engine.url.render_as_string()} already: another demo runs there, or one was "
+            f"killed; if none runs, DROP SCHEMA {SCHEMA} CASCADE"
+        ) from error
+    stack.callback(_drop_schema, engine)
+    return engine
+
+
+def _make_tables(engine: Engine, paths: list[str]) -> None:
+    migrate.upgrade(engine, schema=SCHEMA)
+    Base.metadata.create_all(engine)
+    with engine.begin() as connection:
+        connection.execute(insert(SourceFile), [{"path": path} for path in paths])
+
+
+def _play(session: Session, fleet: Fleet, workers: int, view: View) -> list[Event]:
+    """Let the workers do all files, and let things happen meanwhile."""
+    acts = [(0.2, _kill), (0.4, _join), (0.6, _leave)]
+    events: list[Event] = []
+    happening = Event(f"{workers} workers start", observe(session), clock(session))
+    view.say(f"{happening.what}: {', '.join(fleet.start().name for _ in range(workers))}")
+    moved_on, last = time.monotonic(), -1
+    while True:
+        fleet.check()
+        now = observe(session)
+        view.show(now, fleet.members)
+        if happening is not None and _recovered(happening, now, fleet):
+            events.append(happening)
+            view.say(_outcome(happening))
+            happening = None
+        if happening is None and acts and now.files_done >= acts[0][0] * now.files:
+            _, act = acts.pop(0)
+            happening = act(session, fleet, now)
+            view.say(f"{100 * now.files_done // now.files:4} %  {happening.what}")
+        elif happening is None and now.files_done == now.files:
+            break
+        if now.files_done != last:
+            moved_on, last = time.monotonic(), now.files_done
+        if time.monotonic() - moved_on > PATIENCE:
+            raise WorkerFailed(f"no file was finished for {PATIENCE} s; tokens: {dict(now.tokens)}")
+        time.sleep(LOOK)
+    fleet.finish()
+    view.show(observe(session), fleet.members)
+    return events
+
+
+def _kill(session: Session, fleet: Fleet, now: Snapshot) -> Event:
+    leader = next(iter(now.registered))
+    member = next(member for member in fleet.working if member.name == leader)
+    since = clock(session)
+    fleet.kill(member)
+    return Event(f"{member.name}, the leader, is killed (SIGKILL)", now, since)
+
+
+def _join(session: Session, fleet: Fleet, now: Snapshot) -> Event:
+    member = fleet.start()
+    return Event(f"{member.name} joins", now, newcomer=member.name)
+
+
+def _leave(session: Session, fleet: Fleet, now: Snapshot) -> Event:
+    member = fleet.working[0]
+    since = clock(session)
+    fleet.ask_to_leave(member)
+    return Event(f"{member.name} leaves (SIGTERM)", now, since)
+
+
+def _recovered(event: Event, now: Snapshot, fleet: Fleet) -> bool:
+    """Note when, and how many tokens moved, if the cluster has recovered from ``event``."""
+    if event.newcomer is not None:
+        event.since = now.registered.get(event.newcomer)
+    if event.since is None or not now.is_settled(member.name for member in fleet.working):
+        return False
+    event.moved = now.moved_since(event.before)
+    event.seconds = (now.last_move - event.since).total_seconds()
+    return True
+
+
+def _outcome(event: Event) -> str:
+    return f"        recovered after {event.seconds:.2f} s: {event.moved:,} tokens moved, all owned, in even shares"
+
+
+def _judge(session: Session, root: Path, paths: list[str], events: list[Event], view: View) -> int:
+    view.say("counting everything again in one process, without the library ...")
+    started = time.monotonic()
+    proof = prove(session, root, paths)
+    view.say(f"proof ({time.monotonic() - started:.1f} s):")
+    for finding in proof.findings:
+        view.say(f"  {finding}")
+    for event in events[1:]:
+        share = f"with {event.before.files_done} of {event.before.files} files done"
+        view.say(f"  {event.what} {share}: {event.moved:,} tokens moved, recovered in {event.seconds:.2f} s")
+        if event.before.files_done == event.before.files:
+            proof.faults.append(f"{event.what} only after all files were done: use more files or seconds")
+    for fault in proof.faults:
+        view.say(f"  FAULT: {fault}")
+    view.say("FAILED" if proof.faults else "PROVED: every file done exactly once, none missing, totals equal")
+    return 1 if proof.faults else 0
+
+
+def _drop_schema(engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(DropSchema(SCHEMA, cascade=True))
+
+
+@contextmanager
+def _signals() -> Iterator[Callable[[], None]]:
+    """SIGTERM and a closed terminal end the demo as Ctrl-C does; gives a function that has all three ignored."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+
+    def ignore() -> None:
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
+
+    try:
+        yield ignore
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
