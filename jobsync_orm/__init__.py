@@ -1,7 +1,10 @@
 """Share one PostgreSQL database between several workers, from SQLAlchemy.
 
-The public names; each module's docstring is its manual.
+The public names; each module's docstring is its manual. The names of the ORM surface are imported when they are first
+used, so that a worker which only hashes tasks does not wait for ``sqlalchemy.orm`` when it starts.
 """
+
+from typing import TYPE_CHECKING, Any
 
 from jobsync_orm.config import CoordinationConfig
 from jobsync_orm.coordinator import RebalanceEvent, RevokeEvent
@@ -22,6 +25,17 @@ from jobsync_orm.exceptions import (
 from jobsync_orm.job import Job
 from jobsync_orm.tasks import Task
 
+if TYPE_CHECKING:
+    from jobsync_orm.orm import (
+        OwnedQuerySession,
+        ShardedQuery,
+        TokenOwned,
+        enable_sqlite,
+        filter_session,
+        owned_by,
+        unfilter_session,
+    )
+
 __all__ = [
     "ClusterMismatch",
     "ConfigurationError",
@@ -35,9 +49,34 @@ __all__ = [
     "LockNotAcquired",
     "NodeNameInUse",
     "NotRunning",
+    "OwnedQuerySession",
     "RebalanceEvent",
     "RevokeEvent",
     "SchemaNotReady",
+    "ShardedQuery",
     "Task",
+    "TokenOwned",
     "UnstableTaskId",
+    "enable_sqlite",
+    "filter_session",
+    "owned_by",
+    "unfilter_session",
 ]
+
+_ORM = {
+    "OwnedQuerySession",
+    "ShardedQuery",
+    "TokenOwned",
+    "enable_sqlite",
+    "filter_session",
+    "owned_by",
+    "unfilter_session",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ORM:
+        from jobsync_orm import orm
+
+        return getattr(orm, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -18,6 +18,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from time import clock_gettime
 from types import TracebackType
 from typing import Any, Self
 
@@ -26,7 +27,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from jobsync_orm.config import CoordinationConfig
 from jobsync_orm.coordinator import Coordinator
-from jobsync_orm.coordinator.session import now
+from jobsync_orm.coordinator.session import CLOCK
 from jobsync_orm.exceptions import ConfigurationError, NotRunning
 from jobsync_orm.hashing import hasher, task_key
 from jobsync_orm.naming import Names
@@ -239,7 +240,7 @@ class Job:
         if coordinator is None:
             return self.coordination_config is None
         view = coordinator.ownership.view
-        if now() < view.valid_until:
+        if clock_gettime(CLOCK) < view.valid_until:
             return view.owned[token] == 1
         return coordinator.ownership.decide(token)
 

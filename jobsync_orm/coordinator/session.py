@@ -18,17 +18,18 @@ from typing import Any, Final
 from psycopg.pq import ConnStatus, ExecStatus, TransactionStatus
 from sqlalchemy.pool import Pool
 
-__all__ = ["Row", "Session", "SessionLost", "StatementFailed", "array", "now", "parse_array"]
+__all__ = ["CLOCK", "Row", "Session", "SessionLost", "StatementFailed", "array", "now", "parse_array"]
 
 Row = tuple[str | None, ...]
 Param = str | int | float | bool | None
 
-_CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+# Of a machine's clocks, one that no one sets and that, on Linux, keeps running while the machine is suspended.
+CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def now() -> float:
-    """Seconds on a clock that no one sets and that, on Linux, keeps running while the machine is suspended."""
-    return time.clock_gettime(_CLOCK)
+    """Seconds on ``CLOCK``."""
+    return time.clock_gettime(CLOCK)
 
 
 class SessionLost(Exception):

@@ -3,13 +3,14 @@
 The work is real: every source file of the running Python's standard library is one row of a table, and is parsed once
 to count its lines, functions and classes. In the order in which one would read it:
 
-- :mod:`~jobsync_orm.demo.model`: the table, and what is counted.
+- :mod:`~jobsync_orm.demo.counting`: the work, without database.
+- :mod:`~jobsync_orm.demo.model`: the table.
 - :mod:`~jobsync_orm.demo.worker`: one worker process. This is what an application looks like.
 - :mod:`~jobsync_orm.demo.fleet`: starts, kills and stops worker processes.
 - :mod:`~jobsync_orm.demo.cluster`: reads from the library's own tables who owns what.
 - :mod:`~jobsync_orm.demo.director`: the story, from an empty database to the verdict.
 - :mod:`~jobsync_orm.demo.view`: what is seen of it.
-- :mod:`~jobsync_orm.demo.proof`: counts everything again in one process, without the library, and compares.
+- :mod:`~jobsync_orm.demo.proof`: has everything counted again in one process, without the library, and compares.
 
 What it shows: with crashes, joins and leaves every file is done, and done once. A worker that is killed in the middle
 of a file has stored nothing of it, so another does that file anew. What it does not show is a worker that is paused

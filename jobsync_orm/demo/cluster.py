@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from sqlalchemy import func, select
+from sqlalchemy import DateTime, func, select
 from sqlalchemy.orm import Session
 
 from jobsync_orm.demo.model import SCHEMA, SourceFile
@@ -75,16 +75,25 @@ def observe(session: Session) -> Snapshot:
     with session.begin():
         session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
         nodes = session.execute(select(Node.name, Node.registered_at).order_by(Node.ordinal))
-        tokens = session.execute(select(Token.token_id, Token.node, Token.next_node, Token.assigned_at)).all()
+        shares = session.execute(
+            select(
+                Token.node,
+                func.array_agg(Token.token_id).label("tokens"),
+                func.count(Token.next_node).label("moving"),
+                func.max(Token.assigned_at).label("last_move"),
+            ).group_by(Token.node)
+        ).all()
         done = session.execute(
-            select(SourceFile.done_by, func.count()).where(SourceFile.times_done > 0).group_by(SourceFile.done_by)
+            select(SourceFile.done_by, func.count().label("files"))
+            .where(SourceFile.times_done > 0)
+            .group_by(SourceFile.done_by)
         )
         return Snapshot(
             registered={row.name: row.registered_at for row in nodes},
-            owners={row.token_id: row.node for row in tokens},
-            moving=sum(row.next_node is not None for row in tokens),
-            last_move=max(row.assigned_at for row in tokens),
-            done={row.done_by or "": row.count for row in done},
+            owners={token: share.node for share in shares for token in share.tokens},
+            moving=sum(share.moving for share in shares),
+            last_move=max(share.last_move for share in shares),
+            done={row.done_by or "": row.files for row in done},
             files=session.scalars(select(func.count()).select_from(SourceFile)).one(),
         )
 
@@ -92,4 +101,4 @@ def observe(session: Session) -> Snapshot:
 def clock(session: Session) -> datetime.datetime:
     """The database's time."""
     with session.begin():
-        return session.scalars(select(func.clock_timestamp())).one()
+        return session.scalars(select(func.clock_timestamp(type_=DateTime(timezone=True)))).one()

@@ -27,9 +27,10 @@ from sqlalchemy.schema import CreateSchema, DropSchema
 
 from jobsync_orm import CoordinationConfig, embedded, migrate
 from jobsync_orm.demo.cluster import Snapshot, clock, observe
-from jobsync_orm.demo.fleet import Fleet, WorkerFailed
-from jobsync_orm.demo.model import SCHEMA, Base, SourceFile, source_files, standard_library
-from jobsync_orm.demo.proof import prove
+from jobsync_orm.demo.counting import source_files, standard_library
+from jobsync_orm.demo.fleet import Fleet, WorkerError
+from jobsync_orm.demo.model import SCHEMA, Base, SourceFile
+from jobsync_orm.demo.proof import Recount, prove
 from jobsync_orm.demo.view import View, make_view
 from jobsync_orm.exceptions import ConfigurationError
 
@@ -108,15 +109,16 @@ def run(url: str | URL | None = None, workers: int = 3, files: int | None = None
             engine = _database(url, folder, stack, view)
             _make_tables(engine, paths)
             view.say(f"{len(paths):,} source files of {root}, one row each in {SCHEMA}.source_file")
+            recount = stack.enter_context(Recount(root, paths, folder / "recount.json"))
             fleet = stack.enter_context(Fleet(engine.url, seconds * workers / len(paths), folder))
             session = stack.enter_context(Session(engine))
             try:
                 with view:
                     events = _play(session, fleet, workers, view)
-            except WorkerFailed as failure:
+            except WorkerError as failure:
                 view.say(f"FAILED: {failure}")
                 return 1
-            return _judge(session, root, paths, events, view)
+            return _judge(session, recount, events, view)
         finally:
             # A second Ctrl-C must not keep the first from cleaning up.
             ignore_signals()
@@ -156,8 +158,8 @@ def _play(session: Session, fleet: Fleet, workers: int, view: View) -> list[Even
     """Let the workers do all files, and let things happen meanwhile."""
     acts = [(0.2, _kill), (0.4, _join), (0.6, _leave)]
     events: list[Event] = []
-    happening = Event(f"{workers} workers start", observe(session), clock(session))
-    view.say(f"{happening.what}: {', '.join(fleet.start().name for _ in range(workers))}")
+    happening: Event | None = Event(f"{workers} workers start", observe(session), clock(session))
+    view.say(f"{workers} workers start: {', '.join(fleet.start().name for _ in range(workers))}")
     moved_on, last = time.monotonic(), -1
     while True:
         fleet.check()
@@ -165,7 +167,9 @@ def _play(session: Session, fleet: Fleet, workers: int, view: View) -> list[Even
         view.show(now, fleet.members)
         if happening is not None and _recovered(happening, now, fleet):
             events.append(happening)
-            view.say(_outcome(happening))
+            view.say(
+                f"        all owned, in even shares, after {happening.seconds:.2f} s; {happening.moved:,} tokens moved"
+            )
             happening = None
         if happening is None and acts and now.files_done >= acts[0][0] * now.files:
             _, act = acts.pop(0)
@@ -176,7 +180,7 @@ def _play(session: Session, fleet: Fleet, workers: int, view: View) -> list[Even
         if now.files_done != last:
             moved_on, last = time.monotonic(), now.files_done
         if time.monotonic() - moved_on > PATIENCE:
-            raise WorkerFailed(f"no file was finished for {PATIENCE} s; tokens: {dict(now.tokens)}")
+            raise WorkerError(f"no file was finished for {PATIENCE} s; tokens: {dict(now.tokens)}")
         time.sleep(LOOK)
     fleet.finish()
     view.show(observe(session), fleet.members)
@@ -214,15 +218,9 @@ def _recovered(event: Event, now: Snapshot, fleet: Fleet) -> bool:
     return True
 
 
-def _outcome(event: Event) -> str:
-    return f"        recovered after {event.seconds:.2f} s: {event.moved:,} tokens moved, all owned, in even shares"
-
-
-def _judge(session: Session, root: Path, paths: list[str], events: list[Event], view: View) -> int:
-    view.say("counting everything again in one process, without the library ...")
-    started = time.monotonic()
-    proof = prove(session, root, paths)
-    view.say(f"proof ({time.monotonic() - started:.1f} s):")
+def _judge(session: Session, recount: Recount, events: list[Event], view: View) -> int:
+    view.say("proof, against one process that has counted everything by itself, without the library:")
+    proof = prove(session, recount.counts())
     for finding in proof.findings:
         view.say(f"  {finding}")
     for event in events[1:]:

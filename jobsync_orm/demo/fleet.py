@@ -13,13 +13,13 @@ from typing import Self
 
 from sqlalchemy import URL
 
-__all__ = ["Fleet", "Member", "WorkerFailed"]
+__all__ = ["Fleet", "Member", "WorkerError"]
 
 # Seconds a worker may take to end after SIGTERM.
 PATIENCE = 20
 
 
-class WorkerFailed(Exception):
+class WorkerError(Exception):
     """A worker ended that should not have, or with an error."""
 
 
@@ -98,7 +98,7 @@ class Fleet:
 
         Raises
         ------
-        WorkerFailed
+        WorkerError
             A worker has ended by itself, or with an error.
         """
         for member in self.members:
@@ -107,7 +107,7 @@ class Fleet:
                 continue
             if member.state not in ("leaving", "left") or code != 0:
                 text = self._log(member.name).read_text(errors="replace")
-                raise WorkerFailed(f"{member.name} ended with code {code} while {member.state}:\n{text[-4000:]}")
+                raise WorkerError(f"{member.name} ended with code {code} while {member.state}:\n{text[-4000:]}")
             member.state = "left"
 
     def finish(self) -> None:
@@ -118,7 +118,7 @@ class Fleet:
             try:
                 member.process.wait(PATIENCE)
             except subprocess.TimeoutExpired as error:
-                raise WorkerFailed(f"{member.name} has not ended {PATIENCE} s after it was asked to") from error
+                raise WorkerError(f"{member.name} has not ended {PATIENCE} s after it was asked to") from error
         self.check()
 
     def _log(self, name: str) -> Path:

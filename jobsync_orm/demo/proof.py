@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from jobsync_orm.demo.model import Counts, SourceFile, count
+from jobsync_orm.demo import counting
+from jobsync_orm.demo.counting import Counts
+from jobsync_orm.demo.model import SourceFile
 
-__all__ = ["Proof", "prove"]
+__all__ = ["Proof", "Recount", "prove"]
 
 # So many examples of each kind of fault are named.
 SHOWN = 5
@@ -39,19 +46,52 @@ class Proof:
             self.faults.append(f"{len(found)} {what}: {', '.join(found[:SHOWN])}{more}")
 
 
-def prove(session: Session, root: Path, paths: Iterable[str]) -> Proof:
-    """Compare the table with the files.
+class Recount:
+    """One process that counts all files by itself, in the background.
+
+    Parameters
+    ----------
+    root : Path
+        Folder of the files.
+    paths : iterable of str
+        The files, relative to ``root``.
+    results : Path
+        File for the process to write to.
+    """
+
+    def __init__(self, root: Path, paths: Iterable[str], results: Path) -> None:
+        self._results = results
+        questions = results.with_suffix(".paths")
+        questions.write_text(json.dumps(list(paths)))
+        with questions.open("rb") as stdin, results.open("wb") as stdout:
+            self._process = subprocess.Popen([sys.executable, counting.__file__, str(root)], stdin=stdin, stdout=stdout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def counts(self) -> dict[str, Counts]:
+        """The counts of each file, once the process has them all."""
+        if code := self._process.wait():
+            raise RuntimeError(f"the process that counts again ended with code {code}")
+        return {path: Counts(*counts) for path, counts in json.loads(self._results.read_bytes()).items()}
+
+
+def prove(session: Session, truth: Mapping[str, Counts]) -> Proof:
+    """Compare the table with the truth.
 
     Parameters
     ----------
     session : Session
         The database the workers wrote to.
-    root : Path
-        Folder of the files.
-    paths : iterable of str
-        The files that were to be done, relative to ``root``.
+    truth : mapping of str to Counts
+        Each file that was to be done, and what is in it.
     """
-    truth = {path: count(Path(root, path).read_bytes()) for path in paths}
     rows = {row.path: row for row in session.scalars(select(SourceFile))}
     proof = Proof()
 

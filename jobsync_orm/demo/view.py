@@ -135,7 +135,10 @@ class TerminalView:
             table.add_row(*cells, style=style)
         bar = ProgressBar(total=max(1, snapshot.files), completed=snapshot.files_done, width=60)
         text = f"{snapshot.files_done:,} of {snapshot.files:,} files done, {_percent(snapshot)} %"
-        self._live.update(Group(table, bar, text), refresh=True)
+        below = Table.grid()
+        below.add_row(bar)
+        below.add_row(text)
+        self._live.update(Group(table, below), refresh=True)
 
     def close(self) -> None:
         """Leave the last table where it is."""

@@ -24,7 +24,8 @@ from sqlalchemy import create_engine, update
 from sqlalchemy.orm import sessionmaker
 
 from jobsync_orm import CoordinationConfig, Job, RevokeEvent
-from jobsync_orm.demo.model import SCHEMA, SourceFile, count, standard_library
+from jobsync_orm.demo.counting import count, standard_library
+from jobsync_orm.demo.model import SCHEMA, SourceFile
 from jobsync_orm.orm import OwnedQuerySession
 
 __all__ = ["Worker"]

@@ -61,11 +61,11 @@ NOW = func.now()
 
 
 def _required(type_: TypeEngine[T], *args: Any, **options: Any) -> MappedColumn[T]:
-    return mapped_column(type_, *args, nullable=False, use_existing_column=True, **options)
+    return mapped_column(type_, *args, nullable=False, **options)
 
 
 def _optional(type_: TypeEngine[T], **options: Any) -> MappedColumn[T | None]:
-    return mapped_column(type_, nullable=True, use_existing_column=True, **options)
+    return mapped_column(type_, nullable=True, **options)
 
 
 def _table(

@@ -6,12 +6,13 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import psycopg
+import pytest
 from sqlalchemy import URL, Engine, NullPool, create_engine
 
 from jobsync_orm import migrate
-from jobsync_orm.models import for_app
 from jobsync_orm.naming import Names
 from tests.conftest import dsn
 from tests.migration.conftest import wait_until
@@ -92,4 +93,18 @@ def test_an_upgrade_that_waits_for_the_database_keeps_no_other_thread_waiting(
             mine.commit()
         other.result(60)
     assert migrate.check(empty, total_tokens=5) == []
-    assert for_app("second_").names.appname == "second_"
+    assert migrate.check(empty, appname="second_", total_tokens=5) == []
+
+
+@pytest.mark.parametrize("level", ["AUTOCOMMIT", "SERIALIZABLE"])
+def test_who_has_waited_sees_what_was_done_whatever_the_engines_isolation(
+    empty_database: URL, empty: Engine, level: Any
+) -> None:
+    engine = create_engine(empty_database, poolclass=NullPool, isolation_level=level)
+    with psycopg.connect(dsn(empty_database), autocommit=True) as watch, ThreadPoolExecutor(1) as pool:
+        with empty.begin() as first:
+            migrate.upgrade(first, total_tokens=5)
+            second = pool.submit(migrate.upgrade, engine, total_tokens=5)
+            wait_until(lambda: waiting(watch) == 1)
+        second.result(60)
+    assert migrate.check(empty, total_tokens=5) == []

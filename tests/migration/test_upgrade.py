@@ -135,12 +135,14 @@ def test_downgrade_is_refused_whole_while_a_table_uses_the_function(engine: Engi
     assert migrate.check(engine) == []
 
 
-def test_a_failed_upgrade_leaves_nothing_behind(empty: Engine) -> None:
+@pytest.mark.parametrize("level", ["READ COMMITTED", "AUTOCOMMIT"])
+def test_a_failed_upgrade_leaves_nothing_behind(empty_database: URL, empty: Engine, level: Any) -> None:
     with empty.begin() as connection:
         connection.execute(text("CREATE TABLE sync_rebalance (theirs int)"))
     before = objects(empty)
+    engine = create_engine(empty_database, poolclass=NullPool, isolation_level=level)
     with pytest.raises(ProgrammingError, match="already exists"):
-        migrate.upgrade(empty)
+        migrate.upgrade(engine)
     assert objects(empty) == before
 
 
@@ -268,14 +270,6 @@ def test_a_connection_without_transactions_is_refused(empty: Engine) -> None:
     plain = empty.execution_options(isolation_level="AUTOCOMMIT")
     with plain.connect() as connection, pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
         migrate.upgrade(connection)
-
-
-@pytest.mark.parametrize("level", ["AUTOCOMMIT", "SERIALIZABLE"])
-def test_an_engine_of_any_isolation_level_will_do(empty_database: URL, level: Any) -> None:
-    engine = create_engine(empty_database, isolation_level=level)
-    migrate.upgrade(engine, total_tokens=3)
-    assert migrate.check(engine) == []
-    engine.dispose()
 
 
 def test_one_connection_is_enough(empty_database: URL) -> None:

@@ -95,3 +95,12 @@ def test_overfull_members_are_a_problem_of_their_own() -> None:
     most, empty = loads([1, 1, 1, 1], [Group([0, 1], 7), Group([0, 1, 2, 3], 3)])
     assert most == [4, 4, 2, 2]
     assert sorted((list(group.allowed), group.size) for group in empty) == [([0, 1], 1), ([2, 3], 1)]
+
+
+def test_a_token_that_was_on_its_way_comes_back_where_that_is_cheaper() -> None:
+    groups = [Group([0, 2, 3], 11, {2: 5, 3: 6}), Group([0, 1, 2], 6, {0: 1, 2: 5})]
+    most, empty = loads([1, 1, 1, 1], groups)
+    settle([*groups, *empty], most)
+    assert not improvement([*groups, *empty], 4)
+    kept = sum(min(n, group.held.get(i, 0)) for group in groups for i, n in group.placed.items())
+    assert 17 - kept == 7

@@ -12,18 +12,13 @@ from jobsync_orm.exceptions import ConfigurationError, FilterNotApplicable
 from jobsync_orm.models import Token
 from jobsync_orm.naming import Names
 from jobsync_orm.orm import TokenOwned, enable_sqlite, owned_by
-from tests.integration.orm.conftest import KEYS, MINE, own
+from tests.integration.orm.conftest import KEYS, MINE, own, stock
 from tests.integration.orm.models import FakeJob, Invoice, Item, Part, Shop, Truck, Vehicle
 
 
 @pytest.fixture
-def session(shop_engine: Engine) -> Iterator[Session]:
-    with Session(shop_engine) as session:
-        shop = Shop(id=1)
-        session.add_all([Item(sku=key, shop=shop, parts=[Part(serial=key)]) for key in KEYS])
-        session.add_all([Truck(plate=key) for key in KEYS])
-        session.add_all([Invoice(number=key) for key in KEYS])
-        session.commit()
+def session(stocked: Engine) -> Iterator[Session]:
+    with Session(stocked) as session:
         yield session
 
 
@@ -44,15 +39,15 @@ def test_a_token_that_is_being_handed_over_is_not_owned(session: Session, job: F
     assert MINE[0] not in session.scalars(select(Item.sku).where(Item.owned_by(FakeJob("other")))).all()
 
 
-def test_the_same_statement_follows_the_tokens(session: Session, job: FakeJob, shop_engine: Engine) -> None:
+def test_the_same_statement_follows_the_tokens(job: FakeJob, shop_engine: Engine) -> None:
+    stock(shop_engine)
     statement = select(Item.sku).where(Item.owned_by(job)).order_by(Item.sku)
-    assert session.scalars(statement).all() == list(MINE)
-    session.commit()
-    own(shop_engine, "other", *KEYS)
-    assert session.scalars(statement).all() == []
-    session.commit()
-    own(shop_engine, "me", *KEYS)
-    assert session.scalars(statement).all() == list(KEYS)
+    with Session(shop_engine) as session:
+        assert session.scalars(statement).all() == list(MINE)
+        own(shop_engine, "other", *KEYS)
+        assert session.scalars(statement).all() == []
+        own(shop_engine, "me", *KEYS)
+        assert session.scalars(statement).all() == list(KEYS)
 
 
 def test_a_standalone_job_owns_everything(session: Session, standalone: FakeJob) -> None:
@@ -108,15 +103,18 @@ def test_beside_the_token_table_itself(session: Session, job: FakeJob) -> None:
 
 def test_one_compiled_statement_serves_all_jobs(session: Session) -> None:
     sent: list[tuple[str, object]] = []
+    hits: list[str] = []
 
     @event.listens_for(session.get_bind(), "before_cursor_execute")
     def see(_c: object, _cursor: object, sql: str, parameters: object, context: object, _many: bool) -> None:
         sent.append((sql, parameters))
         hits.append(context.cache_hit.name)  # type: ignore[attr-defined]
 
-    hits: list[str] = []
-    for name in ("me", "other", "somebody else"):
-        session.execute(select(Item.sku).where(Item.owned_by(FakeJob(name))))
+    try:
+        for name in ("me", "other", "somebody else"):
+            session.execute(select(Item.sku).where(Item.owned_by(FakeJob(name))))
+    finally:
+        event.remove(session.get_bind(), "before_cursor_execute", see)
     assert len({sql for sql, _ in sent}) == 1
     assert [list(parameters.values()) for _, parameters in sent] == [["me"], ["other"], ["somebody else"]]
     assert hits[1:] == ["CACHE_HIT", "CACHE_HIT"]

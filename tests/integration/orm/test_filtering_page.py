@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import sqlalchemy
 from sqlalchemy import (
     Engine,
-    create_engine,
     delete,
     exists,
     func,
@@ -40,7 +39,6 @@ from sqlalchemy.orm import (
 
 from jobsync_orm.exceptions import FilterNotApplicable
 from jobsync_orm.orm import filter_session
-from tests.conftest import Server
 from tests.integration.orm.conftest import KEYS, MINE
 from tests.integration.orm.models import (
     Document,
@@ -70,24 +68,6 @@ CASES: dict[str, Callable[[Session], Seen]] = {}
 def case(function: Callable[[Session], Seen]) -> Callable[[Session], Seen]:
     CASES[function.__name__.replace("_", "-")] = function
     return function
-
-
-@pytest.fixture(scope="module")
-def stocked(server: Server, orm_template: str) -> Iterator[Engine]:
-    """A database with one row per key in each table."""
-    url = server.create_database(orm_template)
-    engine = create_engine(url)
-    with Session(engine) as session, session.begin():
-        shop, tag = Shop(id=1), Tag(id=1)
-        session.add_all([shop, tag])
-        for number, key in enumerate(KEYS, 1):
-            session.add(Item(id=number, sku=key, shop=shop, parts=[Part(serial=key)]))
-            session.add_all([Truck(plate=key), Invoice(number=key)])
-        session.flush()
-        session.add_all([Tagging(item_id=number, tag_id=1) for number in range(1, len(KEYS) + 1)])
-    yield engine
-    engine.dispose()
-    server.drop_database(url)
 
 
 def test_the_page_has_a_table() -> None:

@@ -16,12 +16,8 @@ from tests.integration.orm.models import FakeJob, Item, Part, Shop, Truck
 
 
 @pytest.fixture
-def session(shop_engine: Engine) -> Iterator[OwnedQuerySession]:
-    with sessionmaker(shop_engine, class_=OwnedQuerySession)() as session:
-        shop = Shop(id=1)
-        session.add_all([Item(sku=key, shop=shop, parts=[Part(serial=key)]) for key in KEYS])
-        session.add_all([Truck(plate=key) for key in KEYS])
-        session.commit()
+def session(stocked: Engine) -> Iterator[OwnedQuerySession]:
+    with sessionmaker(stocked, class_=OwnedQuerySession)() as session:
         yield session
 
 

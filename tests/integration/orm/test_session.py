@@ -20,20 +20,10 @@ from sqlalchemy.orm import Session, joinedload, scoped_session, selectinload, se
 from jobsync_orm.exceptions import ConfigurationError, FilterNotApplicable
 from jobsync_orm.naming import Names
 from jobsync_orm.orm import OwnedQuerySession, filter_session, unfilter_session
-from tests.integration.orm.conftest import KEYS, MINE, own
-from tests.integration.orm.models import FakeJob, Item, Part, Shop, Truck
+from tests.integration.orm.conftest import KEYS, MINE, own, stock
+from tests.integration.orm.models import FakeJob, Item, Shop, Truck
 
 OTHERS = tuple(key for key in KEYS if key not in MINE)
-
-
-@pytest.fixture
-def stocked(shop_engine: Engine) -> Engine:
-    with Session(shop_engine) as session, session.begin():
-        shop = Shop(id=1)
-        for number, key in enumerate(KEYS, 1):
-            session.add(Item(id=number, sku=key, shop=shop, parts=[Part(serial=key)]))
-            session.add(Truck(plate=key))
-    return shop_engine
 
 
 def seen(session: Session) -> tuple[str, ...]:
@@ -156,24 +146,28 @@ def test_sessions_of_two_jobs_share_compiled_statements_and_not_rows(stocked: En
     def see(_c: Any, _cursor: Any, _sql: str, _parameters: Any, context: Any, _many: bool) -> None:
         hits.append(context.cache_hit.name)
 
-    for statement in statements:
-        for owner, keys in ((job, MINE), (FakeJob("other"), OTHERS), (job, MINE)):
-            with Session(stocked) as session:
-                filter_session(session, owner)
-                hits.clear()
-                items = session.scalars(statement).unique().one().items
-                assert tuple(item.sku for item in items) == keys
-                assert tuple(part.serial for item in items for part in item.parts) == keys
-        assert set(hits) == {"CACHE_HIT"}
+    try:
+        for statement in statements:
+            for owner, keys in ((job, MINE), (FakeJob("other"), OTHERS), (job, MINE)):
+                with Session(stocked) as session:
+                    filter_session(session, owner)
+                    hits.clear()
+                    items = session.scalars(statement).unique().one().items
+                    assert tuple(item.sku for item in items) == keys
+                    assert tuple(part.serial for item in items for part in item.parts) == keys
+            assert set(hits) == {"CACHE_HIT"}
+    finally:
+        event.remove(stocked, "before_cursor_execute", see)
 
 
-def test_a_lazy_load_follows_the_tokens(stocked: Engine, job: FakeJob) -> None:
-    with Session(stocked) as session:
+def test_a_lazy_load_follows_the_tokens(shop_engine: Engine, job: FakeJob) -> None:
+    stock(shop_engine)
+    with Session(shop_engine) as session:
         shop = session.get_one(Shop, 1)
         filter_session(session, job)
         assert tuple(item.sku for item in shop.items) == MINE
         session.commit()
-        own(stocked, "me", *KEYS)
+        own(shop_engine, "me", *KEYS)
         assert tuple(item.sku for item in shop.items) == KEYS
 
 
