@@ -22,7 +22,7 @@ from time import clock_gettime
 from types import TracebackType
 from typing import Any, Self
 
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from jobsync_orm.config import CoordinationConfig
@@ -32,6 +32,7 @@ from jobsync_orm.exceptions import ConfigurationError, NotRunning
 from jobsync_orm.hashing import hasher, task_key
 from jobsync_orm.naming import Names
 from jobsync_orm.pins import Pin, PinBoard, patterns_of
+from jobsync_orm.status import ClusterReader
 from jobsync_orm.tasks import Task, TaskBook, task_ids
 
 __all__ = ["Job"]
@@ -457,16 +458,20 @@ class Job:
         """Whether this node leads, as of its last heartbeat. False in standalone mode."""
         return self._coordinator is not None and self._coordinator.leads
 
-    def _query(self, sql: str, **values: object) -> list[Any]:
-        with self._application_engine().connect() as connection:
-            return list(connection.execute(text(sql), values))
+    def _reader(self) -> ClusterReader | None:
+        """None in standalone mode, which has no cluster to read about."""
+        config = self.coordination_config
+        if config is None:
+            return None
+        return ClusterReader(self._application_engine(), config.names, config.heartbeat_timeout_sec)
 
     @property
     def nodes(self) -> list[dict[str, Any]]:
         """The live nodes, oldest first, each a dict with ``name``; in standalone mode this one."""
-        if self.coordination_config is None:
+        reader = self._reader()
+        if reader is None:
             return [{"name": self.node_name}]
-        return [{"name": node["name"]} for node in sorted(self.get_active_nodes(), key=lambda n: n["ordinal"])]
+        return [{"name": node["name"]} for node in sorted(reader.active_nodes(), key=lambda node: node["ordinal"])]
 
     def get_active_nodes(self) -> list[dict[str, Any]]:
         """The nodes whose heartbeat is fresh by the database's clock, ordered by name.
@@ -477,28 +482,13 @@ class Job:
             With keys ``name``, ``created_on``, ``last_heartbeat``, ``ordinal``, ``state``, ``weight`` and ``tokens``.
             Empty in standalone mode.
         """
-        if self.names is None or self.coordination_config is None:
-            return []
-        node, token = self.names.sql("node"), self.names.sql("token")
-        rows = self._query(
-            f"SELECT name, registered_at AS created_on, last_heartbeat, ordinal, state, weight,"
-            f" (SELECT count(*) FROM {token} t WHERE t.node = n.name) AS tokens FROM {node} n"
-            " WHERE state <> 'away' AND last_heartbeat > clock_timestamp() - :timeout * interval '1 second'"
-            " ORDER BY name",
-            timeout=self.coordination_config.heartbeat_timeout_sec,
-        )
-        return [dict(row._mapping) for row in rows]
+        reader = self._reader()
+        return [] if reader is None else reader.active_nodes()
 
     def get_dead_nodes(self) -> list[str]:
         """Names of nodes that are registered but whose heartbeat is stale, ascending. Empty in standalone mode."""
-        if self.names is None or self.coordination_config is None:
-            return []
-        rows = self._query(
-            f"SELECT name FROM {self.names.sql('node')} WHERE state <> 'away'"
-            " AND last_heartbeat <= clock_timestamp() - :timeout * interval '1 second' ORDER BY name",
-            timeout=self.coordination_config.heartbeat_timeout_sec,
-        )
-        return [row[0] for row in rows]
+        reader = self._reader()
+        return [] if reader is None else reader.dead_nodes()
 
     def get_coordination_status(self) -> dict[str, Any]:
         """A snapshot for people and monitoring.
@@ -506,24 +496,16 @@ class Job:
         Returns
         -------
         dict
-            ``{"coordination_enabled": False}`` in standalone mode; otherwise also ``node_name``, ``state`` (see
-            :attr:`Coordinator.state`), ``is_leader``, ``my_tokens`` (count), ``token_version``, ``total_tokens``,
-            ``active_nodes`` (count), ``parked_tokens`` and ``draining_tokens`` (counts in the cluster), ``last_heartbeat``
-            (datetime, UTC, or None) and ``recent_events`` (the last 20 rebalances, newest first).
+            ``{"coordination_enabled": False}`` in standalone mode; otherwise also ``node_name``, ``state`` (``new``,
+            ``active``, ``reconnecting``, ``leaving`` or ``stopped``), ``is_leader``, ``my_tokens`` (count),
+            ``token_version``, ``total_tokens``, ``last_heartbeat`` (datetime, UTC, or None), and of the cluster
+            ``active_nodes``, ``parked_tokens``, ``draining_tokens`` (counts) and ``recent_events`` (the last 20
+            rebalances, newest first).
         """
-        if self.names is None:
+        reader = self._reader()
+        if reader is None:
             return {"coordination_enabled": False}
         coordinator = self._running()
-        node, token = self.names.sql("node"), self.names.sql("token")
-        ((live, parked, draining),) = self._query(
-            f"SELECT (SELECT count(*) FROM {node} WHERE state <> 'away'),"
-            f" count(*) FILTER (WHERE NOT EXISTS (SELECT 1 FROM {node} n WHERE n.name = t.node)),"
-            f" count(*) FILTER (WHERE next_node IS NOT NULL) FROM {token} t"
-        )
-        events = self._query(
-            "SELECT triggered_at, trigger_reason, leader_node, nodes_before, nodes_after, tokens_moved, duration_ms,"
-            f" epoch FROM {self.names.sql('rebalance')} ORDER BY id DESC LIMIT 20"
-        )
         beat = coordinator.last_beat_at
         return {
             "coordination_enabled": True,
@@ -533,9 +515,7 @@ class Job:
             "my_tokens": coordinator.ownership.view.count,
             "token_version": coordinator.ownership.held.epoch,
             "total_tokens": self.total_tokens,
-            "active_nodes": live,
-            "parked_tokens": parked,
-            "draining_tokens": draining,
             "last_heartbeat": None if beat is None else datetime.datetime.fromtimestamp(beat, datetime.UTC),
-            "recent_events": [dict(row._mapping) for row in events],
+            **reader.counts(),
+            "recent_events": reader.rebalances(20),
         }

@@ -281,20 +281,20 @@ def steps_of(
     leaving: dict[str | None, list[tuple[str | None, list[int]]]] = {}
     for target, tokens in wanted.assign.items():
         leaving.setdefault(None, []).append((target, tokens))
-    for (source, target), tokens in wanted.move.items():
-        leaving.setdefault(source, []).append((target, tokens))
-    for loser, tokens in wanted.park.items():
-        leaving.setdefault(loser, []).append((None, tokens))
+    for (giver, target), tokens in wanted.move.items():
+        leaving.setdefault(giver, []).append((target, tokens))
+    for giver, tokens in wanted.park.items():
+        leaving.setdefault(giver, []).append((None, tokens))
 
     steps: list[Step] = []
     for holder, parts in holders.items():
         going = leaving.get(holder, [])
         for part in parts:
             stay: Sequence[int] = part.tokens
-            for target, tokens in going:
-                chosen = tokens if len(parts) == 1 else sorted(set(tokens).intersection(part.tokens))
+            for aim, moving in going:
+                chosen = moving if len(parts) == 1 else sorted(set(moving).intersection(part.tokens))
                 if chosen:
-                    steps.extend(_moving(part, holder, target, chosen))
+                    steps.extend(_moving(part, holder, aim, chosen))
             if going and _staying_matters(part, holder, names):
                 gone = {token for _, tokens in going for token in tokens}
                 stay = [token for token in part.tokens if token not in gone]

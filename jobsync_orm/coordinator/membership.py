@@ -50,7 +50,7 @@ class Membership:
     def __init__(self, config: CoordinationConfig, name: str, statements: Statements) -> None:
         self._config = config
         self._sql = statements
-        self._version = metadata.version("jobsync-orm")
+        self._version = _version()
         self.name = name
         self.incarnation = ""
         # A server that has not answered by now is asked again on a new connection, well within the lease.
@@ -190,3 +190,10 @@ class Membership:
         """End this life of the node. Its tokens have no live owner from here on."""
         session.execute(self._sql.leave, self.name, self.incarnation, timeout=self.answer_sec)
         logger.info("%s has left", self.name)
+
+
+def _version() -> str:
+    try:
+        return metadata.version("jobsync-orm")
+    except metadata.PackageNotFoundError:  # a checkout on the path, not installed
+        return ""

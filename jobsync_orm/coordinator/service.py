@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jobsync_orm.config import CoordinationConfig
+from jobsync_orm.coordinator.admission import Admission
 from jobsync_orm.coordinator.callbacks import Callback
 from jobsync_orm.coordinator.handoff import Handoff
 from jobsync_orm.coordinator.leadership import Leadership
@@ -27,20 +28,11 @@ from jobsync_orm.coordinator.session import Session, SessionLost, StatementFaile
 from jobsync_orm.coordinator.statements import Statements
 from jobsync_orm.coordinator.view import Ownership
 from jobsync_orm.coordinator.waker import Waker
-from jobsync_orm.exceptions import (
-    ClusterMismatch,
-    ConfigurationError,
-    JobsyncError,
-    NodeNameInUse,
-    PooledConnection,
-    SchemaNotReady,
-)
+from jobsync_orm.exceptions import ConfigurationError, JobsyncError, NodeNameInUse
 
-__all__ = ["PROTOCOL_VERSION", "Coordinator"]
+__all__ = ["Coordinator"]
 
 logger = logging.getLogger("jobsync_orm")
-
-PROTOCOL_VERSION = 1
 
 # Between a freed lock and its conviction the watcher looks this often.
 SUSPECT_SEC = 0.25
@@ -92,8 +84,9 @@ class Coordinator:
         self._on_rebalance = Callback("on_rebalance", on_rebalance, self.wake) if on_rebalance else None
         self._on_revoke = Callback("on_revoke", on_revoke, self.wake) if on_revoke else None
         self._tick_sec = config.connection_grace_sec / 3
+        self._admission = Admission(config, node_name, self._sql)
         self._session = Session(
-            config.connection_pool(), self._waker.descriptor, self._tick, self._tick_sec, self._setup_sql()
+            config.connection_pool(), self._waker.descriptor, self._tick, self._tick_sec, self._admission.setup_sql()
         )
         self._membership = Membership(config, node_name, self._sql)
         self._handoff = Handoff(
@@ -152,7 +145,7 @@ class Coordinator:
 
     @property
     def state(self) -> str:
-        """``new``, ``joining``, ``active``, ``reconnecting``, ``leaving`` or ``stopped``."""
+        """``new``, ``active``, ``reconnecting``, ``leaving`` or ``stopped``."""
         return self._state
 
     def start(self, wait_sec: float) -> None:
@@ -262,7 +255,7 @@ class Coordinator:
             if not old_pid and _REFUSED.search(self._unreachable):
                 raise ConfigurationError(f"{self._name}: {lost}") from lost
             raise
-        self._check_cluster()
+        self._admission.check(self._session, self._membership.answer_sec)
         if self._membership.incarnation:
             # Until the server has freed the lock of the session before, this node must not say yes; and if another
             # process has taken the name, the heartbeat will not find this life of the node.
@@ -479,65 +472,6 @@ class Coordinator:
                 logger.warning("%s: %s while leaving; trying again", self._name, error)
                 time.sleep(RECONNECT_FIRST_SEC)
         logger.warning("%s could not tell the database that it leaves; it will be taken for dead", self._name)
-
-    # -- the database ------------------------------------------------------------------------------------------
-
-    def _setup_sql(self) -> str:
-        names, config = self._config.names, self._config
-        idle = int(config.heartbeat_timeout_sec)
-        name = ("jobsync " + self._name).encode("ascii", "replace").decode()[:60].replace("'", "''")
-        # The server must not drop a half-open connection, and with it the lock, before this node's lease has ended.
-        return ";".join(
-            (
-                f"SET application_name = '{name}'",
-                "SET TimeZone = 'UTC'",
-                "SET DateStyle = 'ISO'",
-                "SET lock_timeout = '2s'",
-                "SET statement_timeout = '60s'",
-                "SET idle_in_transaction_session_timeout = '5s'",
-                f"SET tcp_keepalives_idle = {max(1, idle)}",
-                "SET tcp_keepalives_interval = 5",
-                "SET tcp_keepalives_count = 3",
-                f"LISTEN {names.cluster_channel}",
-                f"LISTEN {names.node_channel(self._name)}",
-            )
-        )
-
-    def _check_cluster(self) -> None:
-        """Refuse to take part in a cluster that hashes differently."""
-        if self._session.pooled:
-            raise PooledConnection(
-                "the coordination connection goes through a connection pooler, which cannot keep its advisory lock "
-                "and notifications: give CoordinationConfig a url (or engine) that reaches PostgreSQL directly; the "
-                "application's own sessions may keep using the pooler"
-            )
-        upgrade = f"jobsync-orm db upgrade --appname {self._config.appname}"
-        try:
-            rows = self._session.execute(self._sql.cluster, timeout=self._membership.answer_sec)
-        except StatementFailed as failed:
-            if failed.sqlstate in ("42P01", "3F000"):  # no such table, no such schema
-                raise SchemaNotReady(
-                    f"the tables of appname {self._config.appname!r} are not there: run `{upgrade}`, call "
-                    "jobsync_orm.migrate.upgrade(), or give CoordinationConfig(create_tables=True)"
-                ) from failed
-            raise
-        if not rows:
-            raise SchemaNotReady(f"the cluster table of appname {self._config.appname!r} is empty: run `{upgrade}`")
-        total, hash_function, _, protocol = rows[0]
-        for name, mine, theirs in (
-            ("total_tokens", str(self._config.total_tokens), total),
-            ("hash_function", self._config.hash_function, hash_function),
-        ):
-            if mine != theirs:
-                raise ClusterMismatch(
-                    f"{name} is {mine} in this node's configuration and {theirs} in the cluster "
-                    f"{self._config.appname!r}: tasks would have two owners or none; give every node {name}={theirs}"
-                )
-        if protocol != str(PROTOCOL_VERSION):
-            raise SchemaNotReady(
-                f"the cluster speaks protocol {protocol}, this library {PROTOCOL_VERSION}: "
-                f"run `{upgrade}` and the same release of jobsync_orm on every node"
-            )
 
 
 def _forget_in_child() -> None:

@@ -123,7 +123,7 @@ class Ownership:
         with self._changed:
             give_up_at = self._give_up_at
             if give_up_at is None:
-                # Shared by all readers of one interruption, so that a loop over 2,000 tasks waits once, not 2,000 times.
+                # Shared by all readers of one interruption: a loop over 2,000 tasks waits once, not 2,000 times.
                 give_up_at = self._give_up_at = now() + self._wait_sec
             self._waiting += 1
             try:

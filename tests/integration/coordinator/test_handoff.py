@@ -120,12 +120,11 @@ def test_weights(config: CoordinationConfig) -> None:
 
 
 def test_moves_are_recorded(config: CoordinationConfig, engine: Engine) -> None:
-    with Job("w1", config), Job("w2", config):
-        with engine.connect() as connection:
-            rows = connection.execute(
-                text(
-                    "SELECT trigger_reason, leader_node, nodes_before, nodes_after, tokens_moved FROM sync_rebalance"
-                    " ORDER BY id"
-                )
-            ).all()
+    with Job("w1", config), Job("w2", config), engine.connect() as connection:
+        rows = connection.execute(
+            text(
+                "SELECT trigger_reason, leader_node, nodes_before, nodes_after, tokens_moved FROM sync_rebalance"
+                " ORDER BY id"
+            )
+        ).all()
     assert [tuple(row) for row in rows] == [("initial", "w1", 0, 1, 10_000), ("join", "w1", 1, 2, 5_000)]

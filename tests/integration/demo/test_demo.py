@@ -169,8 +169,10 @@ class TestProof:
         [
             (
                 update(SourceFile).where(SourceFile.path == "a.py").values(functions=2),
-                ["1 files counted wrongly: a.py (stored (2, 2, 0, None), is (2, 1, 0, None))"]
-                + ["4 functions stored instead of 3"],
+                [
+                    "1 files counted wrongly: a.py (stored (2, 2, 0, None), is (2, 1, 0, None))",
+                    "4 functions stored instead of 3",
+                ],
             ),
             (
                 update(SourceFile).where(SourceFile.path == "b.py").values(times_done=2),

@@ -1,0 +1,95 @@
+"""Whether this node may take part, and how its session is set up."""
+
+from __future__ import annotations
+
+from jobsync_orm.config import CoordinationConfig
+from jobsync_orm.coordinator.session import Session, StatementFailed
+from jobsync_orm.coordinator.statements import Statements
+from jobsync_orm.exceptions import ClusterMismatch, PooledConnection, SchemaNotReady
+
+__all__ = ["PROTOCOL_VERSION", "Admission"]
+
+PROTOCOL_VERSION = 1
+
+# undefined_table, invalid_schema_name
+_MISSING = ("42P01", "3F000")
+
+
+class Admission:
+    """The conditions of one node's part in its cluster."""
+
+    def __init__(self, config: CoordinationConfig, node_name: str, statements: Statements) -> None:
+        self._config = config
+        self._node = node_name
+        self._sql = statements
+
+    def setup_sql(self) -> str:
+        """Statements for each new session."""
+        names, config = self._config.names, self._config
+        application = ("jobsync " + self._node).encode("ascii", "replace").decode()[:60].replace("'", "''")
+        # The server must not drop a half-open connection, and with it the lock, before this node's lease has ended.
+        idle = max(1, int(config.heartbeat_timeout_sec))
+        return ";".join(
+            (
+                f"SET application_name = '{application}'",
+                "SET standard_conforming_strings = on",
+                "SET TimeZone = 'UTC'",
+                "SET DateStyle = 'ISO'",
+                "SET lock_timeout = '2s'",
+                "SET statement_timeout = '60s'",
+                f"SET tcp_keepalives_idle = {idle}",
+                "SET tcp_keepalives_interval = 5",
+                "SET tcp_keepalives_count = 3",
+                f"LISTEN {names.cluster_channel}",
+                f"LISTEN {names.node_channel(self._node)}",
+            )
+        )
+
+    def check(self, session: Session, timeout: float) -> None:
+        """Refuse what cannot work.
+
+        Raises
+        ------
+        PooledConnection
+            The session goes through a pooler.
+        SchemaNotReady
+            The tables are missing, empty or of another protocol.
+        ClusterMismatch
+            This node would hash tasks to other tokens than the rest.
+        """
+        if session.pooled:
+            raise PooledConnection(
+                "the coordination connection goes through a connection pooler, which cannot keep its advisory lock "
+                "and notifications: give CoordinationConfig a url (or engine) that reaches PostgreSQL directly; the "
+                "application's own sessions may keep using the pooler"
+            )
+        appname = self._config.appname
+        upgrade = f"jobsync-orm db upgrade --appname {appname}"
+        if self._config.schema is not None:
+            upgrade += f" --schema {self._config.schema!r}"
+        try:
+            rows = session.execute(self._sql.cluster, timeout=timeout)
+        except StatementFailed as failed:
+            if failed.sqlstate not in _MISSING:
+                raise
+            raise SchemaNotReady(
+                f"the tables of appname {appname!r} are not there: run `{upgrade}`, call "
+                "jobsync_orm.migrate.upgrade(), or give CoordinationConfig(create_tables=True)"
+            ) from failed
+        if not rows:
+            raise SchemaNotReady(f"the cluster table of appname {appname!r} is empty: run `{upgrade}`")
+        total_tokens, hash_function, _, protocol = rows[0]
+        for name, mine, theirs in (
+            ("total_tokens", str(self._config.total_tokens), total_tokens),
+            ("hash_function", self._config.hash_function, hash_function),
+        ):
+            if mine != theirs:
+                raise ClusterMismatch(
+                    f"{name} is {mine} in this node's configuration and {theirs} in the cluster {appname!r}: tasks "
+                    f"would have two owners or none; give every node {name}={theirs}"
+                )
+        if protocol != str(PROTOCOL_VERSION):
+            raise SchemaNotReady(
+                f"the cluster speaks protocol {protocol}, this library {PROTOCOL_VERSION}: run `{upgrade}` and the "
+                "same release of jobsync_orm on every node"
+            )
