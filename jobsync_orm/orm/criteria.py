@@ -104,8 +104,7 @@ def owned_tokens(names: Names, node: str) -> Select[tuple[int]]:
         column("next_node", Text),
         schema=names.schema,
     )
-    # Never correlated: a query that itself reads the token table must not take it out of this FROM.
-    return select(token.c.token_id).where(token.c.node == node, token.c.next_node.is_(None)).correlate(None)
+    return select(token.c.token_id).where(token.c.node == node, token.c.next_node.is_(None))
 
 
 def in_tokens(entity: Any, tokens: Select[tuple[int]]) -> ColumnElement[bool]:

@@ -133,6 +133,7 @@ def _listener(job: Owner) -> _Listener:
     )
 
     def add_criterion(state: ORMExecuteState) -> None:
+        # A column load reads more of an object that the session holds already.
         if state.execution_options.get("all_tokens") or state.is_column_load:
             return
         if state.is_update or state.is_delete:

@@ -6,6 +6,7 @@ import contextlib
 import select
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from sqlalchemy import URL
@@ -15,11 +16,12 @@ class Relay:
     """Forwards to the server of ``url``.
 
     ``drop()`` loses everything silently, as a broken network does; ``cut()`` ends each connection and refuses new ones;
-    ``heal()`` forwards again.
+    ``heal()`` forwards again. ``rewrite`` changes what the server says.
     """
 
-    def __init__(self, url: URL) -> None:
+    def __init__(self, url: URL, rewrite: Callable[[bytes], bytes] = bytes) -> None:
         self._target = url
+        self._rewrite = rewrite
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._forwarding = True
         self._refusing = False
@@ -66,7 +68,7 @@ class Relay:
                 try:
                     data = source.recv(65536)
                     if data:
-                        other.sendall(data)
+                        other.sendall(self._rewrite(data) if source is pair[1] else data)
                         continue
                 except OSError:
                     pass

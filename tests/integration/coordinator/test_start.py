@@ -12,7 +12,9 @@ import pytest
 from sqlalchemy import URL, Engine, create_engine, text
 
 from jobsync_orm import ConfigurationError, CoordinationConfig, Job, NotRunning, SchemaNotReady
+from jobsync_orm.exceptions import PooledConnection
 from tests.integration.cluster import QUICK, Cluster, wait_for
+from tests.integration.relay import Relay
 
 
 @pytest.fixture
@@ -42,6 +44,22 @@ def test_nobody_listens() -> None:
     config = CoordinationConfig(host="127.0.0.1", port=port, **QUICK)
     with pytest.raises(TimeoutError, match="the database could not be reached"):
         Job("w1", config, wait_on_enter=0.5).start()
+
+
+def test_a_pooler_in_between_is_refused(database: URL, engine: Engine) -> None:
+    """A pooler tells its client a process number that is not the server's."""
+
+    def other_key(data: bytes) -> bytes:
+        head, mark, rest = data.partition(b"K\0\0\0\x0c")
+        return head + mark + b"\x7f\xff\xff\xff" + rest[4:] if mark else data
+
+    relay = Relay(database, other_key)
+    try:
+        with pytest.raises(PooledConnection, match="reaches PostgreSQL directly"):
+            Job("w1", CoordinationConfig(url=relay.url, **QUICK)).start()
+    finally:
+        relay.close()
+    assert nodes(engine) == []
 
 
 def test_nobody_may_lead(config: CoordinationConfig, engine: Engine) -> None:

@@ -65,6 +65,11 @@ def test_expressions_over_an_entity(session: OwnedQuerySession, job: FakeJob) ->
     assert session.query(Shop.id).select_from(Item).join(Shop).owned_by(job).count() == len(MINE)
 
 
+def test_an_entity_is_filtered_once_however_often_it_is_named(session: OwnedQuerySession, job: FakeJob) -> None:
+    query = session.query(Item.sku, Item.note, Item).select_from(Item).owned_by(job)
+    assert str(query).count("sync_token.node =") == 1
+
+
 def test_two_entities_are_both_filtered(session: OwnedQuerySession, job: FakeJob) -> None:
     other = aliased(Item)
     query = session.query(Item.sku, Part.serial, other.sku).select_from(Item).join(Part, true()).join(other, true())

@@ -103,7 +103,15 @@ def test_token_id_is_a_stored_generated_column(type_: Any, argument: str) -> Non
 
 
 def test_token_id_comes_last() -> None:
-    assert [c.name for c in declare(mapped_column(Text, nullable=False)).__table__.columns][-1] == "token_id"
+    class Noted:
+        note: Mapped[str]
+
+    class Thing(TokenOwned, Noted, base()):  # type: ignore[misc]
+        __tablename__ = "thing"
+        __token_key__ = "id"
+        id: Mapped[int] = mapped_column(primary_key=True)
+
+    assert [c.name for c in Thing.__table__.columns][-1] == "token_id"
 
 
 def test_the_column_of_the_key_may_have_another_name_than_the_attribute() -> None:
