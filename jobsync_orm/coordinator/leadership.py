@@ -12,7 +12,7 @@ were read; tokens released by their owners meanwhile are left for the next round
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jobsync_orm.coordinator.observation import Evidence
@@ -255,7 +255,7 @@ def steps_of(
     groups: Sequence[Group],
     active: Sequence[Member],
     resting: Iterable[str],
-    pins: Mapping[int, Sequence[str]],
+    pins: Mapping[int, Collection[str]],
 ) -> list[Step]:
     """The steps from what is stored to what the planner wants.
 

@@ -9,7 +9,7 @@ from jobsync_orm.like import compile_pattern
 __all__ = ["allowed_nodes"]
 
 
-def allowed_nodes(pins: Iterable[tuple[int, Sequence[str]]], names: Collection[str]) -> dict[int, tuple[str, ...]]:
+def allowed_nodes(pins: Iterable[tuple[int, Sequence[str]]], names: Collection[str]) -> dict[int, frozenset[str]]:
     """The live nodes each pinned token may be on.
 
     One pin: all nodes that match the first of its patterns which any node matches. Several pins on one token: the
@@ -25,15 +25,15 @@ def allowed_nodes(pins: Iterable[tuple[int, Sequence[str]]], names: Collection[s
 
     Returns
     -------
-    dict of int to tuple of str
-        Node names in ascending order; empty where no live node fits, and the token is parked.
+    dict of int to frozenset of str
+        Node names; empty where no live node fits, and the token is parked.
     """
     ordered = sorted(names)
     ranks: dict[tuple[str, ...], dict[str, int]] = {}
     by_token: dict[int, list[tuple[str, ...]]] = {}
     for token, patterns in pins:
         by_token.setdefault(token, []).append(tuple(patterns))
-    choice: dict[tuple[tuple[str, ...], ...], tuple[str, ...]] = {}
+    choice: dict[tuple[tuple[str, ...], ...], frozenset[str]] = {}
     allowed = {}
     for token, lists in by_token.items():
         key = tuple(sorted(set(lists))) if len(lists) > 1 else (lists[0],)
@@ -44,7 +44,7 @@ def allowed_nodes(pins: Iterable[tuple[int, Sequence[str]]], names: Collection[s
             common = [name for name in ordered if all(name in ranks[patterns] for patterns in key)]
             score = {name: sum(ranks[patterns][name] for patterns in key) for name in common}
             best = min(score.values(), default=0)
-            choice[key] = tuple(name for name in common if score[name] == best)
+            choice[key] = frozenset(name for name in common if score[name] == best)
         allowed[token] = choice[key]
     return allowed
 

@@ -28,14 +28,16 @@ SHELLS = ("sh", "bash", "shell", "console")
 
 # The page's line numbers stay, so that a traceback names the line of the page.
 RUNNER = """
+def _run(page, *blocks):
+    with open(page, encoding="utf-8") as file:
+        lines = file.read().split("\\n")
+    for block in blocks:
+        first, last, indent = map(int, block.split(","))
+        code = "\\n" * first + "\\n".join(line[indent:] for line in lines[first:last]) + "\\n"
+        exec(compile(code, page, "exec"), globals())
+
 import sys
-page, *blocks = sys.argv[1:]
-lines = open(page, encoding="utf-8").read().split("\\n")
-namespace = {"__name__": "__main__"}
-for block in blocks:
-    first, last, indent = map(int, block.split(","))
-    code = "\\n" * first + "\\n".join(line[indent:] for line in lines[first:last]) + "\\n"
-    exec(compile(code, page, "exec"), namespace)
+_run(*sys.argv[1:])
 """
 
 

@@ -9,26 +9,26 @@ NODES = ["cpu-1", "cpu-2", "gpu-1", "gpu-2"]
 
 def test_first_pattern_with_a_live_match_decides() -> None:
     pins = [(1, ["tpu-%", "gpu-%", "cpu-%"]), (2, ["gpu-2"]), (3, ["%"])]
-    assert allowed_nodes(pins, NODES) == {1: ("gpu-1", "gpu-2"), 2: ("gpu-2",), 3: tuple(NODES)}
+    assert allowed_nodes(pins, NODES) == {1: {"gpu-1", "gpu-2"}, 2: {"gpu-2"}, 3: set(NODES)}
 
 
 def test_no_live_match_allows_nobody() -> None:
-    assert allowed_nodes([(1, ["tpu-%", "GPU-1"])], NODES) == {1: ()}
+    assert allowed_nodes([(1, ["tpu-%", "GPU-1"])], NODES) == {1: set()}
 
 
 def test_pins_that_share_a_token_are_satisfied_together() -> None:
-    assert allowed_nodes([(1, ["gpu-%"]), (1, ["%-2"])], NODES) == {1: ("gpu-2",)}
+    assert allowed_nodes([(1, ["gpu-%"]), (1, ["%-2"])], NODES) == {1: {"gpu-2"}}
 
 
 def test_shared_token_takes_the_least_common_demotion() -> None:
     pins = [(1, ["gpu-1", "cpu-%"]), (1, ["gpu-2", "cpu-2", "%"])]
     # gpu-1 is first for one and third for the other; cpu-2 second for both; cpu-1 second and third.
-    assert allowed_nodes(pins, NODES) == {1: ("cpu-2", "gpu-1")}
+    assert allowed_nodes(pins, NODES) == {1: {"cpu-2", "gpu-1"}}
 
 
 def test_the_same_pin_twice_is_one() -> None:
-    assert allowed_nodes([(1, ["gpu-1", "%"]), (1, ["gpu-1", "%"])], NODES) == {1: ("gpu-1",)}
+    assert allowed_nodes([(1, ["gpu-1", "%"]), (1, ["gpu-1", "%"])], NODES) == {1: {"gpu-1"}}
 
 
 def test_shared_token_without_common_node_allows_nobody() -> None:
-    assert allowed_nodes([(1, ["gpu-%"]), (1, ["cpu-%"])], NODES) == {1: ()}
+    assert allowed_nodes([(1, ["gpu-%"]), (1, ["cpu-%"])], NODES) == {1: set()}
