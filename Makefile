@@ -36,3 +36,18 @@ format: $(VENV)/.ready ## Format the code
 
 clean: ## Remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
+
+# An environment for each library; the original's has no room for ours.
+BENCH_ENV   = benchmarks/.venv
+BENCH_MODE ?= quick
+BENCH_ONLY ?=
+
+$(BENCH_ENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(BENCH_ENV)/ours
+	$(BENCH_ENV)/ours/bin/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
+	$(PYTHON) -m venv $(BENCH_ENV)/original
+	$(BENCH_ENV)/original/bin/python -m pip install --quiet --disable-pip-version-check jobsync 'psycopg[binary]' psutil
+	@touch $@
+
+bench: $(BENCH_ENV)/.ready ## Measure this library beside the original, write docs/benchmarks.md (BENCH_MODE=full, BENCH_ONLY=step,...)
+	$(BENCH_ENV)/ours/bin/python -m benchmarks.run --original $(BENCH_ENV)/original/bin/python --mode $(BENCH_MODE) $(if $(BENCH_ONLY),--only $(BENCH_ONLY))

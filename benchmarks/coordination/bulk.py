@@ -31,7 +31,7 @@ def run(scenario: Scenario, cluster: Cluster, arguments: argparse.Namespace) -> 
             wal_mb=cost and round(cost.wal_bytes / 1e6, 2),
         )
 
-    with scenario.adapter.make_job(cluster.dsn, "a", 3, cluster.options["settings"]) as job:
+    with scenario.adapter.make_job(cluster.dsn, "a", cluster.options["settings"]) as job:
         cluster.require(lambda: len(job.my_tokens) == cluster.tokens, 60, "the worker does not own everything")
         locks = [(f"task-{i}", "a%", "bench") for i in range(n)]
         timed("register_locks_bulk", lambda: job.register_locks_bulk(locks))

@@ -21,9 +21,6 @@ __all__ = ["ROOT", "Cluster", "Worker", "admin_dsn", "connect", "database_dsn", 
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Entering may take this long (whole seconds: the original takes no fractions).
-ENTER_SEC = 3
-
 Intervals = dict[int, list[tuple[float, float]]]
 
 
@@ -153,7 +150,6 @@ class Cluster:
         self.options = {
             "library": adapter.__name__.rpartition(".")[2],
             "dsn": self.dsn,
-            "wait": ENTER_SEC,
             "settings": adapter.settings(tokens=tokens),
             "tasks": 0,
             "sweep": 0.1,

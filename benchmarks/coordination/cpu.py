@@ -59,7 +59,7 @@ def hot(scenario: Scenario, arguments: argparse.Namespace) -> None:
     with Cluster(scenario.adapter, settings=settings) as cluster:
         other = cluster.add("b")
         cluster.require(lambda: other.first("start"), 30, "the other worker has not started")
-        with scenario.adapter.make_job(cluster.dsn, "a", 30, settings) as job:
+        with scenario.adapter.make_job(cluster.dsn, "a", settings) as job:
             cluster.require(lambda: len(job.my_tokens) == TOKENS // 2, 120, "the two have not shared the tokens")
             answers = {task: job.can_claim_task(task) for task in range(TASKS)}
             for what, wanted in (("owned", True), ("not owned", False)):

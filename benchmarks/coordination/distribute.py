@@ -74,7 +74,7 @@ def main() -> None:
     scenario.parser.add_argument("--limit", type=float, default=600, metavar="SECONDS")
     arguments = scenario.parse()
     settings = scenario.adapter.settings(tokens=arguments.tokens, quick_rebalance=True)
-    with Cluster(scenario.adapter, arguments.tokens, settings=settings, wait=300, count=False) as cluster:
+    with Cluster(scenario.adapter, arguments.tokens, settings=settings, count=False) as cluster:
         run(scenario, cluster, arguments)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import signal
 import time
+from typing import Any
 
 from benchmarks.coordination.cluster import Cluster, Worker, rebalances
 from benchmarks.coordination.overlap import overlap_and_gap, yes_until
@@ -61,7 +62,7 @@ def run(scenario: Scenario, cluster: Cluster, arguments: argparse.Namespace) -> 
         time.sleep(0.05)
     time.sleep(3)
     until = time.time() - 1
-    result = {
+    result: dict[str, Any] = {
         "form_s": form_s,
         "table_s": table_s,
         "view_s": view_s,
@@ -84,9 +85,7 @@ def run(scenario: Scenario, cluster: Cluster, arguments: argparse.Namespace) -> 
         mode=arguments.mode,
         pause_s=arguments.pause if action == "pause" else None,
         **{key: round(value, 3) if isinstance(value, float) else value for key, value in result.items()},
-        rebalances=[
-            (r["reason"], r["before"], r["after"], r["moved"], r["ms"]) for r in rebalances(cluster.cursor)
-        ],
+        rebalances=[(r["reason"], r["before"], r["after"], r["moved"], r["ms"]) for r in rebalances(cluster.cursor)],
     )
 
 

@@ -115,7 +115,7 @@ def run(scenario: Scenario, cluster: Cluster, arguments: argparse.Namespace) -> 
         fill(connection, arguments.rows)
     other = cluster.add("b")
     cluster.require(lambda: other.first("ready"), 30, "the other worker is not ready")
-    with scenario.adapter.make_job(cluster.dsn, "a", 30, cluster.options["settings"]) as job:
+    with scenario.adapter.make_job(cluster.dsn, "a", cluster.options["settings"]) as job:
         cluster.require(lambda: len(job.my_tokens) == cluster.tokens // 2, 60, "the two have not shared the tokens")
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             connection.execute(text("VACUUM ANALYZE item"))

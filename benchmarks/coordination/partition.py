@@ -1,8 +1,8 @@
 """One worker cut off from the database: its packets vanish while it keeps running.
 
-The victim talks to the server through a TCP relay, which stops forwarding, without closing anything, at phase K/N of the
-library's slowest timer. Reports for how long the victim goes on saying yes, when the others have taken over, and the
-overlap between them.
+The victim talks to the server through a TCP relay, which stops forwarding, without closing anything, at phase K/N of
+the library's slowest timer. Reports for how long the victim goes on saying yes, when the others have taken over, and
+the overlap between them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import contextlib
 import socket
 import threading
 import time
+from functools import partial
 from urllib.parse import urlsplit, urlunsplit
 
 from benchmarks.coordination.cluster import Cluster
@@ -64,7 +65,7 @@ def run(scenario: Scenario, cluster: Cluster, arguments: argparse.Namespace) -> 
     victim_node = "w1" if arguments.victim == "leader" else "w3"
     for node in ("w1", "w2", "w3"):
         worker = cluster.add(node, **({"dsn": via} if node == victim_node else {}))
-        cluster.require(lambda worker=worker: worker.first("start"), 30, f"{node} has not started")
+        cluster.require(partial(worker.first, "start"), 30, f"{node} has not started")
         time.sleep(1)
     cluster.require(cluster.formed, 200, "the cluster has not formed")
     scenario.settle()

@@ -50,6 +50,7 @@ class Scenario:
             {
                 "at": round(time.time(), 1),
                 "scenario": self.name,
+                "step": os.environ.get("BENCH_STEP", self.name),
                 "library": self.arguments.library,
                 "trial": self.arguments.trial,
                 **adapters.describe(self.adapter),

@@ -53,7 +53,7 @@ def main() -> None:
     arguments = scenario.parse()
     new = arguments.tables == "new"
     settings = scenario.adapter.settings(create_tables=new)
-    options = {"wait": 60, "tasks": 2000, "sweep": 0.5, "settings": settings}
+    options = {"tasks": 2000, "sweep": 0.5, "settings": settings}
     with Cluster(scenario.adapter, prepare=not new, **options) as cluster:
         run(scenario, cluster, arguments)
 

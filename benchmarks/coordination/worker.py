@@ -5,7 +5,6 @@ The one argument is a JSON object:
     library    "original" or "ours"
     dsn        postgresql://user[:password]@host:port/dbname
     node       its name
-    wait       seconds that entering may take
     settings   settings of the library's CoordinationConfig
     tasks      how many task ids (0..n-1) to ask for with can_claim_task in each sweep
     sweep      seconds between sweeps
@@ -97,7 +96,7 @@ def main() -> None:
         options["base"] = allocated()
     report.emit("start", pid=os.getpid())
     try:
-        with adapter.make_job(options["dsn"], options["node"], options["wait"], options["settings"]) as job:
+        with adapter.make_job(options["dsn"], options["node"], options["settings"]) as job:
             report.emit("ready")
             sweep(adapter, job, options, report, stop)
             report.emit("stopping")

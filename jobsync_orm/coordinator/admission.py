@@ -37,6 +37,8 @@ class Admission:
                 "SET DateStyle = 'ISO'",
                 "SET lock_timeout = '2s'",
                 "SET statement_timeout = '60s'",
+                # Compiling these statements takes longer than running them.
+                "SET jit = off",
                 f"SET tcp_keepalives_idle = {idle}",
                 "SET tcp_keepalives_interval = 5",
                 "SET tcp_keepalives_count = 3",

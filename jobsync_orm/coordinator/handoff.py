@@ -114,31 +114,32 @@ class Handoff:
         return any(delivery.done.is_set() for delivery, _ in self._revoking)
 
     def release(self, session: Session) -> bool:
-        """Release what can be released now; True if the epoch has moved on by it."""
+        """Release what can be released now; True if a refresh is needed to know what is left."""
         self._revoking = [(delivery, tokens) for delivery, tokens in self._revoking if not delivery.done.is_set()]
         busy = {token for _, tokens in self._revoking for token in tokens}
-        ready = sorted(self._draining - busy)
+        ready = len(self._draining - busy)
         self.release_at = float("inf")
         moved = 0
         if ready:
+            # A mark names all its tokens: one plan is one epoch, and the refresh that saw the mark saw them all.
             rows = session.execute(
                 self._sql.release,
                 self._membership.name,
                 self._membership.incarnation,
                 array(self._marks),
-                array(ready),
+                array(sorted(busy)),
                 timeout=HEAVY_SEC,
             )
             moved = sum(int(row[1] or 0) for row in rows)
-            if moved == len(ready):
-                self._draining -= set(ready)
+            if moved == ready:
+                self._draining &= busy
         if self._earlier:
             session.execute(self._sql.regain, self._membership.name, self._membership.incarnation, timeout=HEAVY_SEC)
         left = self._draining - busy
         if left or self._earlier:
             self.release_at = now() + self._retry
             self._retry = min(2 * self._retry, RETRY_MOST_SEC)
-        return moved > 0 or self._earlier
+        return self._earlier or 0 < moved < ready
 
     def revoke_all(self) -> Delivery | None:
         """Say no to everything, because this node leaves, and tell ``on_revoke``."""

@@ -34,6 +34,9 @@ PLAN_GAP_SEC = 0.1
 # A token that was skipped because an application's transaction held its row is tried again after this time.
 RETRY_SEC = 0.25
 
+# A leader whose plan is in force makes it again after this time, for what no change of the revision has announced.
+RECONCILE_SEC = 30.0
+
 # A plan that failed is made again after this time.
 FAILED_SEC = 1.0
 
@@ -149,7 +152,7 @@ class Leadership:
         revision, started, members_text, pins_text, expiry, _total = snapshot
         members: list[tuple[str, int, str]] = json.loads(members_text or "[]") or []
         pins: list[tuple[int, list[str]]] = json.loads(pins_text or "[]") or []
-        later = float("inf")
+        later = now() + RECONCILE_SEC
         if expiry is not None:
             later = now() + float(expiry) + 0.01
         active = [Member(name, weight) for name, weight, state in members if state != "away"]

@@ -4,16 +4,22 @@ One statement per transaction means that no transaction is ever open while this 
 process that is paused, swapped out or killed between two statements holds no row lock. Every statement is a
 compare-and-set; executed late, twice or by a process that was thought dead, it changes nothing.
 
-Lock order, the same in every statement: the cluster row, node rows, token rows (``SKIP LOCKED``: a token row that an
-application's transaction holds is in use and is left for the next try), lock and claim rows. The cluster row is the
-planning mutex. A heartbeat locks its own node row and nothing else.
+Lock order: the cluster row, which is the planning mutex; node rows; token rows; lock and claim rows. Token rows are always
+taken with ``SKIP LOCKED`` (one that an application's transaction holds is in use and is left for the next try), so nobody
+waits for them, and release and regain may take them before the cluster row. A heartbeat locks its own node row and nothing
+else.
+
+A token row that was locked is updated by its ``ctid``: it cannot have moved since, unless it was locked in a newer version
+than this statement sees; then the update misses it, and it is left for the next try as well. Conditions on other tables are
+as of the statement's start: a release may give tokens to a node that is evicted at this very moment. They are then under a
+name without a row, which the next plan repairs, at the latest the one that is made every ``RECONCILE_SEC`` for this reason.
 
 | statement | locks | if the process stops right after sending it |
 |---|---|---|
 | beat | own node row | executed or not; the answer is lost, so the lease is not extended |
 | register | cluster, own node row, own tokens (skip) | the row gets no heartbeat and is evicted like any dead node |
 | refresh | nothing | nothing |
-| release | cluster, own draining tokens (skip) | the tokens have moved or not; the leader forces what has not |
+| release, regain | own tokens (skip), cluster | the tokens have moved or not; the leader forces what has not |
 | snapshot, tokens | nothing | nothing |
 | publish | cluster, joining node rows, tokens (skip) | the plan is published whole or not at all |
 | evict | cluster, rows of dead nodes, their claims and ephemeral locks | done whole or not at all |
@@ -86,12 +92,12 @@ class Statements:
                     OR (n.incarnation = $3::uuid AND n.last_heartbeat = $4::timestamptz)
                 RETURNING n.join_epoch),
             mine AS (
-                SELECT t.token_id FROM {token} t WHERE t.node = $1::text AND EXISTS (SELECT 1 FROM me)
+                SELECT t.ctid FROM {token} t WHERE t.node = $1::text AND EXISTS (SELECT 1 FROM me)
                 FOR UPDATE OF t SKIP LOCKED),
             again AS (
                 UPDATE {token} t SET epoch = c.epoch, assigned_at = clock_timestamp(), next_node = NULL,
                     next_epoch = NULL, drain_deadline = NULL
-                FROM mine, c WHERE t.token_id = mine.token_id)
+                FROM mine, c WHERE t.ctid = mine.ctid)
             SELECT me.join_epoch, pg_notify({channel}, '') FROM me"""
 
         # Who leads: the oldest node that may. The oldest three are returned to everybody, so that each has its own
@@ -170,31 +176,35 @@ class Statements:
                     count(*) FILTER (WHERE next_node = $1::text) AS coming,
                     count(*) FILTER (WHERE node = $1::text AND next_node IS NULL AND epoch < n.join_epoch) AS earlier
                 FROM {token} WHERE node = $1::text OR next_node = $1::text) t ON true"""
+        # The cluster row comes last in the two that follow, and only if there is something to do: owners that release
+        # at the same time wait for each other only for as long as it takes to write, and a try in vain moves no epoch.
         self.regain = f"""
-            WITH c AS (UPDATE {cluster} SET epoch = epoch + 1 RETURNING epoch),
-            mine AS (
-                SELECT t.token_id FROM {node} n JOIN {token} t ON t.node = n.name AND t.epoch < n.join_epoch
+            WITH mine AS (
+                SELECT t.ctid FROM {node} n JOIN {token} t ON t.node = n.name AND t.epoch < n.join_epoch
                 WHERE n.name = $1::text AND n.incarnation = $2::uuid AND n.state <> 'away' AND t.next_node IS NULL
                 FOR UPDATE OF t SKIP LOCKED),
+            c AS (
+                UPDATE {cluster} SET epoch = epoch + 1 WHERE (SELECT count(*) FROM mine) > 0 RETURNING epoch),
             again AS (
                 UPDATE {token} t SET epoch = c.epoch, assigned_at = clock_timestamp()
-                FROM mine, c WHERE t.token_id = mine.token_id RETURNING t.token_id)
+                FROM mine, c WHERE t.ctid = mine.ctid RETURNING t.token_id)
             SELECT count(*) FROM again"""
         self.release = f"""
-            WITH c AS (UPDATE {cluster} SET epoch = epoch + 1 RETURNING epoch),
-            free AS (
-                SELECT t.token_id FROM {token} t
-                WHERE t.node = $1::text AND t.next_epoch = ANY ($3::bigint[]) AND t.token_id = ANY ($4::int[])
-                    AND t.next_node IS NOT NULL AND EXISTS (SELECT 1 FROM c)
+            WITH free AS (
+                SELECT t.ctid FROM {token} t
+                WHERE t.node = $1::text AND t.next_epoch = ANY ($3::bigint[]) AND NOT t.token_id = ANY ($4::int[])
+                    AND t.next_node IS NOT NULL
                     AND EXISTS (SELECT 1 FROM {node} WHERE name = $1::text AND incarnation = $2::uuid)
                     AND (t.next_node = '{PARK}'
                         OR EXISTS (SELECT 1 FROM {node} n WHERE n.name = t.next_node AND n.state <> 'away'))
                     AND NOT EXISTS (SELECT 1 FROM {claim} k WHERE k.token_id = t.token_id AND k.node = $1::text)
                 FOR UPDATE OF t SKIP LOCKED),
+            c AS (
+                UPDATE {cluster} SET epoch = epoch + 1 WHERE (SELECT count(*) FROM free) > 0 RETURNING epoch),
             moved AS (
                 UPDATE {token} t SET node = nullif(t.next_node, '{PARK}'), epoch = c.epoch,
                     assigned_at = clock_timestamp(), next_node = NULL, next_epoch = NULL, drain_deadline = NULL
-                FROM free, c WHERE t.token_id = free.token_id RETURNING t.node)
+                FROM free, c WHERE t.ctid = free.ctid RETURNING t.node)
             SELECT node, count, CASE WHEN node IS NOT NULL THEN pg_notify({names.node_channel_sql("node")}, '') END
             FROM (SELECT node, count(*) FROM moved GROUP BY node) AS m"""
 
@@ -232,7 +242,7 @@ class Statements:
                         AS r (low, high, source, marked, kind, target),
                     generate_series(r.low, r.high) AS g (token_id)),
             free AS (
-                SELECT t.token_id, s.kind, s.target FROM step s JOIN {token} t ON t.token_id = s.token_id
+                SELECT t.ctid, s.kind, s.target FROM step s JOIN {token} t ON t.token_id = s.token_id
                 WHERE EXISTS (SELECT 1 FROM c) AND t.node IS NOT DISTINCT FROM s.source
                     AND t.next_node IS NOT DISTINCT FROM s.marked
                 FOR UPDATE OF t SKIP LOCKED),
@@ -245,7 +255,7 @@ class Statements:
                     next_epoch = CASE WHEN f.kind = 1 THEN c.epoch END,
                     drain_deadline = CASE WHEN f.kind = 1
                         THEN clock_timestamp() + $12::float8 * interval '1 second' END
-                FROM free f, c WHERE t.token_id = f.token_id RETURNING f.kind),
+                FROM free f, c WHERE t.ctid = f.ctid RETURNING f.kind),
             tally AS (SELECT count(*) AS steps, count(*) FILTER (WHERE kind < 2) AS moved FROM done),
             note AS (
                 INSERT INTO {rebalance} (triggered_at, trigger_reason, leader_node, nodes_before, nodes_after,

@@ -6,6 +6,7 @@ Each library lives in an environment of its own, so an adapter is imported only 
 |---|---|
 | ``PACKAGE`` | name of the distribution |
 | ``PERIOD`` | seconds of the slowest timer that an event may fall into |
+| ``ENTER_SEC`` | its ``wait_on_enter`` |
 | ``make_job`` | a job that has not been entered |
 | ``settings`` | its configuration, as JSON, for a mode (``fresh``, ``steady``) and a number of tokens |
 | ``prepare`` | make the tables |

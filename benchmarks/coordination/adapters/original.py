@@ -12,11 +12,14 @@ from jobsync.client import compute_minimal_move_distribution, matches_pattern, t
 PACKAGE = "jobsync"
 PERIOD = 30.0
 
+# It always waits for all of it.
+ENTER_SEC = 3
+
 # Above this many tokens the distribution takes longer than the library's own limit allows by default.
 MANY_TOKENS = 100_000
 
 
-def make_job(dsn: str, node: str, wait: int, settings: dict[str, Any]) -> Job:
+def make_job(dsn: str, node: str, settings: dict[str, Any]) -> Job:
     u = urlsplit(dsn)
     where = {
         "host": u.hostname,
@@ -25,7 +28,7 @@ def make_job(dsn: str, node: str, wait: int, settings: dict[str, Any]) -> Job:
         "user": unquote(u.username or "postgres"),
         "password": unquote(u.password or ""),
     }
-    return Job(node, CoordinationConfig(**where, **settings), wait_on_enter=wait)
+    return Job(node, CoordinationConfig(**where, **settings), wait_on_enter=ENTER_SEC)
 
 
 def settings(
@@ -43,7 +46,7 @@ def settings(
 
 
 def prepare(dsn: str, tokens: int) -> None:
-    make_job(dsn, "setup", 1, {"total_tokens": tokens})
+    make_job(dsn, "setup", {"total_tokens": tokens})
 
 
 def leads(job: Job) -> bool:

@@ -15,9 +15,12 @@ from jobsync_orm.planner import Member, plan
 PACKAGE = "jobsync-orm"
 PERIOD = 5.0
 
+# A deadline only.
+ENTER_SEC = 120
 
-def make_job(dsn: str, node: str, wait: int, settings: dict[str, Any]) -> Job:
-    return Job(node, CoordinationConfig(url=dsn, **settings), wait_on_enter=wait)
+
+def make_job(dsn: str, node: str, settings: dict[str, Any]) -> Job:
+    return Job(node, CoordinationConfig(url=dsn, **settings), wait_on_enter=ENTER_SEC)
 
 
 def settings(
@@ -67,7 +70,9 @@ def hash_calls(tokens: int) -> dict[str, Callable[[Any], int]]:
 
 def _owned(tokens: int, before: int) -> dict[str | None, list[int]]:
     members = [Member(f"n{i:02d}") for i in range(before)]
-    return dict(plan({None: list(range(tokens))}, members).assign)
+    owned: dict[str | None, list[int]] = {}
+    owned.update(plan({None: list(range(tokens))}, members).assign)
+    return owned
 
 
 def planning(tokens: int, before: int, after: int) -> Callable[[], int]:
