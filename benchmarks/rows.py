@@ -26,7 +26,8 @@ class Row:
     steps : tuple of str
         Steps whose results count.
     key : str
-        Field of the result lines. A list in it counts as its greatest element, and null as "never".
+        Field of the result lines. A list in it counts as its greatest element. Null is "never" where it stands for
+        seconds (``..._s``), else "not measured".
     unit : str
         Behind the numbers.
     most, least : float, optional
@@ -58,20 +59,19 @@ class Row:
     def values(self, lines: Sequence[Line], library: Literal["original", "ours"]) -> list[float]:
         """One number for each trial; infinity for what never happened."""
         steps = self.original_steps if library == "original" and self.original_steps is not None else self.steps
-        return [
-            self._value(line)
+        found = [
+            line[self.key]
             for line in lines
             if line.get("library") == library
             and line.get("step") in steps
             and self.key in line
             and all(line.get(key) == value for key, value in self.where.items())
         ]
-
-    def _value(self, line: Line) -> float:
-        value = line[self.key]
-        if value is None:
-            return math.inf
-        return float(max(value) if isinstance(value, list) else value) * self.scale
+        if self.key.endswith("_s"):
+            found = [math.inf if value is None else value for value in found]
+        return [
+            float(max(value) if isinstance(value, list) else value) * self.scale for value in found if value is not None
+        ]
 
     @property
     def target(self) -> str:

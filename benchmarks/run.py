@@ -78,7 +78,6 @@ class Run:
     def all(self, steps: tuple[Step, ...]) -> None:
         """Trial after trial, so that the trials of one step are spread over the whole run."""
         full = self._mode == "full"
-        steps = tuple(step for step in steps if full or step.quick is not None)
         rounds = max(step.trials for step in steps) if full else 1
         for trial in range(rounds):
             for step in steps:
@@ -127,7 +126,7 @@ def main() -> None:
     parser.add_argument("--mode", choices=("quick", "full"), default="quick")
     parser.add_argument("--only", metavar="STEP,...", help="these steps; prints the table and writes no page")
     arguments = parser.parse_args()
-    steps = chosen(arguments.only)
+    steps = chosen(arguments.only, quick=arguments.mode == "quick")
     RESULTS.mkdir(parents=True, exist_ok=True)
     out = RESULTS / time.strftime(f"%Y%m%d-%H%M%S-{arguments.mode}.jsonl")
     pythons = {"original": arguments.original, "ours": sys.executable}

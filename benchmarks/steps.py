@@ -26,7 +26,7 @@ class Step:
         Mostly waiting: the libraries run at the same time, each on its own database, so that both meet the same
         moments of the machine. Otherwise one after the other, in alternating order.
     quick : str or None
-        Further arguments in a quick run; None leaves the step out of it.
+        Further arguments in a quick run; None leaves the step out of it, unless it is named.
     full : str
         Further arguments in a full run.
     trials : int
@@ -93,10 +93,10 @@ STEPS = (
 )
 
 
-def chosen(names: str | None) -> tuple[Step, ...]:
-    """The steps that ``names`` lists, separated by commas; all where it is empty."""
+def chosen(names: str | None, *, quick: bool) -> tuple[Step, ...]:
+    """The steps that ``names`` lists, separated by commas; where it is empty, all that belong to such a run."""
     if not names:
-        return STEPS
+        return tuple(step for step in STEPS if step.quick is not None or not quick)
     known = {step.name: step for step in STEPS}
     wanted = names.split(",")
     unknown = [name for name in wanted if name not in known]

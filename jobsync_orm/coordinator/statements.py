@@ -4,15 +4,16 @@ One statement per transaction means that no transaction is ever open while this 
 process that is paused, swapped out or killed between two statements holds no row lock. Every statement is a
 compare-and-set; executed late, twice or by a process that was thought dead, it changes nothing.
 
-Lock order: the cluster row, which is the planning mutex; node rows; token rows; lock and claim rows. Token rows are always
-taken with ``SKIP LOCKED`` (one that an application's transaction holds is in use and is left for the next try), so nobody
-waits for them, and release and regain may take them before the cluster row. A heartbeat locks its own node row and nothing
-else.
+Lock order: the cluster row, which is the planning mutex; node rows; token rows; lock and claim rows. Token rows are
+always taken with ``SKIP LOCKED`` (one that an application's transaction holds is in use and is left for the next try),
+so nobody waits for them, and release and regain may take them before the cluster row. A heartbeat locks its own node
+row and nothing else.
 
-A token row that was locked is updated by its ``ctid``: it cannot have moved since, unless it was locked in a newer version
-than this statement sees; then the update misses it, and it is left for the next try as well. Conditions on other tables are
-as of the statement's start: a release may give tokens to a node that is evicted at this very moment. They are then under a
-name without a row, which the next plan repairs, at the latest the one that is made every ``RECONCILE_SEC`` for this reason.
+A token row that was locked is updated by its ``ctid``: it cannot have moved since, unless it was locked in a newer
+version than this statement sees; then the update misses it, and it is left for the next try as well. Conditions on
+other tables are as of the statement's start: a release may give tokens to a node that is evicted at this very moment.
+They are then under a name without a row, which the next plan repairs, at the latest the one that is made every
+``RECONCILE_SEC`` for this reason.
 
 | statement | locks | if the process stops right after sending it |
 |---|---|---|

@@ -365,6 +365,6 @@ def test_minimum_nodes_names_who_is_there(config: CoordinationConfig, database: 
     demanding = CoordinationConfig(url=database, minimum_nodes=3, **QUICK)
     with Job("w1", config):
         began = time.monotonic()
-        with pytest.raises(TimeoutError, match="minimum_nodes=3.* only 2 were there: w1, w2"):
+        with pytest.raises(TimeoutError, match=r"minimum_nodes=3.* only 2 were there: w1, w2"):
             Job("w2", demanding, wait_on_enter=2).start()
         assert time.monotonic() - began >= 2

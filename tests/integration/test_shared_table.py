@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 from sqlalchemy import URL, Engine, select
@@ -29,12 +28,12 @@ class Item(TokenOwned, Base):
 
 
 @pytest.fixture
-def sessions(engine: Engine) -> Iterator[sessionmaker]:
+def sessions(engine: Engine) -> sessionmaker:
     Base.metadata.create_all(engine)
     factory = sessionmaker(engine, query_cls=ShardedQuery)
     with factory.begin() as session:
         session.add_all(Item(sku=f"A{number}") for number in range(ROWS))
-    yield factory
+    return factory
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,7 +26,7 @@ def flat(steps: list[Step]) -> dict[int, tuple[int, str | None]]:
 
 def test_tokens_without_live_owner_are_granted_at_once() -> None:
     groups = [Group(None, None, False, [0, 1]), Group("dead", None, False, [2]), Group("dead", "a", False, [3])]
-    assert flat(steps_of(groups, [A], [], {})) == {token: (GRANT, "a") for token in range(4)}
+    assert flat(steps_of(groups, [A], [], {})) == dict.fromkeys(range(4), (GRANT, "a"))
 
 
 def test_tokens_between_live_nodes_are_only_marked() -> None:
@@ -136,4 +138,4 @@ def test_carried_out_the_steps_lead_to_a_state_that_needs_none(
 def test_runs_are_the_same_tokens(tokens: set[int]) -> None:
     ranges = _runs(sorted(tokens))
     assert {token for low, high in ranges for token in range(low, high + 1)} == tokens
-    assert all(b > a + 1 for (_, a), (b, _) in zip(ranges, ranges[1:], strict=False))
+    assert all(b > a + 1 for (_, a), (b, _) in itertools.pairwise(ranges))
