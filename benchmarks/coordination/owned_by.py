@@ -50,10 +50,12 @@ PENDING = text("pending")
 Index("item_pending_order", Item.created_at, Item.token_id, postgresql_where=PENDING)
 Index("item_pending_token", Item.token_id, Item.created_at, postgresql_where=PENDING)
 
-# What the ORM asks for, written by hand.
+# What the ORM asks for, written by hand. The limit is a parameter here too, because that decides how often the server
+# plans the statement anew.
 RAW = (
     "SELECT id, name, pending, created_at, token_id FROM item WHERE pending AND token_id IN"
-    " (SELECT token_id FROM sync_token WHERE node = %(node)s AND next_node IS NULL) ORDER BY created_at LIMIT 100"
+    " (SELECT token_id FROM sync_token WHERE node = %(node)s AND next_node IS NULL)"
+    " ORDER BY created_at LIMIT %(wanted)s"
 )
 
 
@@ -69,10 +71,10 @@ def fill(connection: Connection, rows: int) -> None:
 
 
 def ways(connection: Connection, session: OwnedQuerySession, job: Job) -> dict[str, Callable[[], list[Any]]]:
-    node = {"node": job.node_name}
+    values = {"node": job.node_name, "wanted": WANTED}
     cursor: Any = connection.connection.cursor()
     columns = (Item.id, Item.name, Item.pending, Item.created_at, Item.token_id)
-    raw = text(RAW.replace("%(node)s", ":node"))
+    raw = text(RAW.replace("%(node)s", ":node").replace("%(wanted)s", ":wanted"))
 
     def owned(*what: Any) -> Any:
         return select(*what).where(Item.pending, Item.owned_by(job)).order_by(Item.created_at).limit(WANTED)
@@ -82,10 +84,10 @@ def ways(connection: Connection, session: OwnedQuerySession, job: Job) -> dict[s
         return found.order_by(Item.created_at).limit(WANTED).all()
 
     return {
-        "psycopg": lambda: cursor.execute(RAW, node).fetchall(),
-        "core": lambda: list(connection.exec_driver_sql(RAW, node).all()),
+        "psycopg": lambda: cursor.execute(RAW, values).fetchall(),
+        "core": lambda: list(connection.exec_driver_sql(RAW, values).all()),
         "columns": lambda: list(session.execute(owned(*columns)).all()),
-        "raw entities": lambda: list(session.scalars(select(Item).from_statement(raw), node).all()),
+        "raw entities": lambda: list(session.scalars(select(Item).from_statement(raw), values).all()),
         "entities": lambda: list(session.scalars(owned(Item)).all()),
         "query": query,
     }
