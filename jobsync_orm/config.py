@@ -87,6 +87,10 @@ class CoordinationConfig:
         whether its tokens are still its own.
     lock_watch_interval_sec : float
         Seconds between the leader's looks at who is alive.
+    trust_freed_locks : bool
+        Replace a worker in about two seconds when the server has ended its session, instead of waiting for its
+        heartbeat to be missed. Set it to False where something between worker and server may end the server's side of
+        a connection while the worker cannot hear of it (a proxy with an idle timeout behind a broken network).
     callback_timeout_sec : float
         Seconds for which entering and leaving wait for a callback of yours that is still running.
     weight : int
@@ -135,6 +139,7 @@ class CoordinationConfig:
     rejoin_grace_sec: float = 0
     certainty_wait_sec: float = 5
     lock_watch_interval_sec: float = 1
+    trust_freed_locks: bool = True
     callback_timeout_sec: float = 5
     weight: int = 1
     can_lead: bool = True
@@ -228,13 +233,18 @@ class CoordinationConfig:
         """
         if isinstance(self.engine, Engine) and not self._foreign_driver:
             return self.engine.pool.recreate()
-        return create_engine(self.sqlalchemy_url(), pool_size=1).pool
+        # A server that accepts and says nothing must not hold up a reconnect for libpq's two minutes. An engine of the
+        # application's has limits of its own.
+        url = self.sqlalchemy_url()
+        limit = max(2, int(self.heartbeat_timeout_sec - self.heartbeat_interval_sec))
+        arguments = {} if "connect_timeout" in url.query else {"connect_timeout": limit}
+        return create_engine(url, pool_size=1, connect_args=arguments).pool
 
     def application_engine(self) -> Engine:
         """The engine for calls made by the application's threads: its own if it gave a fitting one, else a new one."""
         if isinstance(self.engine, Engine) and not self._foreign_driver:
             return self.engine
-        return create_engine(self.sqlalchemy_url(), pool_size=1, max_overflow=9, pool_pre_ping=True)
+        return create_engine(self.sqlalchemy_url(), pool_size=1, max_overflow=9)
 
     @classmethod
     def embedded(cls, path: str | PathLike[str], **settings: Any) -> CoordinationConfig:

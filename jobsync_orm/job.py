@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -23,7 +24,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from sqlalchemy import Engine
-from sqlalchemy.exc import SQLAlchemyError
 
 from jobsync_orm.config import CoordinationConfig
 from jobsync_orm.coordinator import Coordinator
@@ -102,6 +102,8 @@ class Job:
         self._on_revoke = on_revoke
         self._date = date
         self._lifecycle = threading.RLock()
+        self._stopped = False
+        self._pid = os.getpid()
         self._coordinator: Coordinator | None = None
         config = coordination_config
         self.names: Names | None = config.names if config else None
@@ -109,7 +111,7 @@ class Job:
         self.hash_function = config.hash_function if config else CoordinationConfig.hash_function
         self._token_of = hasher(self.total_tokens, self.hash_function)
         self._engine: Engine | None = None
-        self._engine_guard = threading.Lock()
+        self._engine_guard = threading.RLock()  # a signal handler may stop the job in the middle of a call
         self._book: TaskBook | None = None
         self._pins: PinBoard | None = None
         if config is None and on_rebalance is not None:
@@ -135,15 +137,18 @@ class Job:
         if config is None:
             return self
         with self._lifecycle:
-            if self._coordinator is not None:
-                raise NotRunning(f"{self.node_name} has been started before; make a new Job for a new start")
+            if self._coordinator is not None or self._stopped:
+                raise NotRunning(f"{self.node_name} has been started or stopped before; make a new Job for a new start")
+            self._coordinator = Coordinator(config, self.node_name, self._on_rebalance, self._on_revoke)
+        try:
             deadline = time.monotonic() + self._wait_on_enter
             if config.create_tables:
                 from jobsync_orm import migrate
 
                 migrate.upgrade(config)
-            self._coordinator = Coordinator(config, self.node_name, self._on_rebalance, self._on_revoke)
-        try:
+            if self._clear_existing_locks or self._lock_provider is not None:
+                # Pins hashed by other settings would tie down other tasks.
+                ClusterReader(self._application_engine(), config.names, 0).check_settings(config)
             if self._clear_existing_locks:
                 self.clear_locks_by_creator(self.node_name)
             if self._lock_provider is not None:
@@ -155,26 +160,42 @@ class Job:
         return self
 
     def stop(self) -> None:
-        """Leave the cluster: say no to everything, run ``on_revoke``, write the audit, hand the tokens over.
+        """Leave the cluster: write the audit, say no to everything, run ``on_revoke``, hand the tokens over.
 
-        May be called more than once, and without ``start``.
+        May be called more than once, without ``start``, and in a forked child, where it does nothing.
         """
+        if os.getpid() != self._pid:
+            return
         with self._lifecycle:
+            first, self._stopped = not self._stopped, True
             coordinator = self._coordinator
-            if coordinator is not None and coordinator.state != "stopped" and self._book is not None:
-                try:
-                    self.write_audit()
-                except SQLAlchemyError as error:
-                    logger.error("%s: the audit could not be written while stopping: %s", self.node_name, error)
-            if coordinator is not None:
-                coordinator.stop()
-            with self._engine_guard:
-                engine, self._engine = self._engine, None
-                self._book = self._pins = None
-            if engine is not None and (
-                self.coordination_config is None or engine is not self.coordination_config.engine
-            ):
-                engine.dispose()
+            try:
+                if first and self._book is not None:
+                    self._write_audit_in_time()
+            finally:
+                if coordinator is not None:
+                    coordinator.stop()
+                with self._engine_guard:
+                    engine, self._engine = self._engine, None
+                    self._book = self._pins = None
+                if engine is not None and engine is not getattr(self.coordination_config, "engine", None):
+                    engine.dispose()
+
+    def _write_audit_in_time(self) -> None:
+        """Write the audit, but do not wait without end for a database that does not answer: leaving matters more."""
+        assert self.coordination_config is not None
+
+        def write() -> None:
+            try:
+                self.write_audit()
+            except Exception:
+                logger.exception("%s: the audit could not be written while stopping", self.node_name)
+
+        writer = threading.Thread(target=write, name="jobsync-audit", daemon=True)
+        writer.start()
+        writer.join(self.coordination_config.callback_timeout_sec)
+        if writer.is_alive():
+            logger.error("%s: the audit has not been written in time while stopping", self.node_name)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -191,9 +212,12 @@ class Job:
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
-            # The thread cannot be cancelled: end the job under it, then let it end.
-            await asyncio.to_thread(self._abandon)
+            # The thread cannot be cancelled: end the job under it, let it end, and make sure of it.
+            coordinator = self._coordinator
+            if coordinator is not None:
+                await asyncio.to_thread(coordinator.stop)
             await asyncio.gather(starting, return_exceptions=True)
+            await asyncio.to_thread(self.stop)
             raise
 
     async def __aexit__(
@@ -202,10 +226,6 @@ class Job:
         if self._wait_on_exit and self.coordination_config is not None and exc_type is None:
             await asyncio.sleep(self._wait_on_exit)
         await asyncio.to_thread(self.stop)
-
-    def _abandon(self) -> None:
-        if self._coordinator is not None:
-            self._coordinator.stop()
 
     def _running(self) -> Coordinator:
         if self._coordinator is None:
@@ -330,7 +350,8 @@ class Job:
     def write_audit(self) -> None:
         """Write the added tasks to the audit and end their claims, in one transaction.
 
-        A database error raises, and the tasks stay down for the next call.
+        A database error raises, and the tasks stay down for the next call. (If the connection breaks after the database
+        has committed and before it could say so, the next call writes them again.)
         """
         if self.coordination_config is not None and self._book is not None:
             self._book.write(self._running().incarnation or "00000000-0000-0000-0000-000000000000")

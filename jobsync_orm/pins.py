@@ -6,7 +6,9 @@ so the leader replans at once; a pin that expires is acted on when it expires.
 Registration is one transaction of a constant number of statements. It takes an advisory transaction lock, so that two
 registrations cannot each miss the other's conflict, and reads and writes lock rows; nothing the coordinator does waits
 for it. The server ends it after 10 idle seconds, so a process that is paused in it blocks other registrations for no
-longer than that.
+longer than that. The cluster row is raised by a statement of its own afterwards: locked until a COMMIT that this
+process still has to send, it would stop the whole cluster if the process were paused. If the process is killed in
+between, the leader's periodic plan finds the pins.
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, TextClause, text
 
+from jobsync_orm.coordinator.session import array
 from jobsync_orm.exceptions import ConfigurationError, InvalidPattern, LockConflict
 from jobsync_orm.like import can_meet, validate
 from jobsync_orm.naming import Names
@@ -71,6 +74,7 @@ class PinBoard:
 
     def __init__(self, engine: Engine, names: Names, node: str) -> None:
         self._engine = engine
+        self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
         self._node = node
         lock, cluster = names.sql("lock"), names.sql("cluster")
         self._limits = text("SET LOCAL idle_in_transaction_session_timeout = '10s'")
@@ -79,30 +83,22 @@ class PinBoard:
             SELECT token_id, task_id, node_patterns FROM {lock}
             WHERE token_id = ANY (CAST(:tokens AS int[])) AND NOT task_id = ANY (CAST(:ids AS text[]))
                 AND (expires_at IS NULL OR expires_at > clock_timestamp())""")
-        change = (
-            f"c AS (UPDATE {cluster} SET epoch = epoch + 1, revision = revision + 1"
-            f" WHERE EXISTS (SELECT 1 FROM changed) RETURNING pg_notify('{names.cluster_channel}', ''))"
+        self._announce = text(
+            f"UPDATE {cluster} SET pins_revision = pins_revision + 1 RETURNING pg_notify('{names.cluster_channel}', '')"
         )
         self._store = text(f"""
-            WITH changed AS (
-                INSERT INTO {lock} AS l (task_id, token_id, node_patterns, reason, created_at, created_by, expires_at,
-                    ephemeral)
-                SELECT x.task_id, x.token_id, CAST(x.patterns AS jsonb), x.reason, clock_timestamp(), :node,
-                    clock_timestamp() + CAST(:days AS float8) * interval '1 day', :ephemeral
-                FROM unnest(CAST(:ids AS text[]), CAST(:tokens AS int[]), CAST(:patterns AS text[]),
-                    CAST(:reasons AS text[])) AS x (task_id, token_id, patterns, reason)
-                ON CONFLICT (task_id) DO UPDATE SET token_id = excluded.token_id,
-                    node_patterns = excluded.node_patterns, reason = excluded.reason,
-                    created_at = excluded.created_at, created_by = excluded.created_by,
-                    expires_at = excluded.expires_at, ephemeral = excluded.ephemeral
-                RETURNING 1), {change}
-            SELECT count(*) FROM c""")
-        self._clear_by = text(f"""
-            WITH changed AS (DELETE FROM {lock} WHERE created_by = :creator RETURNING 1), {change}
-            SELECT (SELECT count(*) FROM changed) FROM (SELECT count(*) FROM c) AS done""")
-        self._clear_all = text(f"""
-            WITH changed AS (DELETE FROM {lock} RETURNING 1), {change}
-            SELECT (SELECT count(*) FROM changed) FROM (SELECT count(*) FROM c) AS done""")
+            INSERT INTO {lock} AS l (task_id, token_id, node_patterns, reason, created_at, created_by, expires_at,
+                ephemeral)
+            SELECT x.task_id, x.token_id, CAST(x.patterns AS jsonb), x.reason, clock_timestamp(), :node,
+                clock_timestamp() + CAST(:days AS float8) * interval '1 day', :ephemeral
+            FROM unnest(CAST(:ids AS text[]), CAST(:tokens AS int[]), CAST(:patterns AS text[]),
+                CAST(:reasons AS text[])) AS x (task_id, token_id, patterns, reason)
+            ON CONFLICT (task_id) DO UPDATE SET token_id = excluded.token_id,
+                node_patterns = excluded.node_patterns, reason = excluded.reason,
+                created_at = excluded.created_at, created_by = excluded.created_by,
+                expires_at = excluded.expires_at, ephemeral = excluded.ephemeral""")
+        self._clear_by = text(f"DELETE FROM {lock} WHERE created_by = :creator")
+        self._clear_all = text(f"DELETE FROM {lock}")
         self._list = text(f"""
             SELECT task_id, node_patterns, reason, created_at, created_by, expires_at FROM {lock}
             WHERE expires_at IS NULL OR expires_at > clock_timestamp() ORDER BY created_at DESC, task_id""")
@@ -122,12 +118,12 @@ class PinBoard:
         latest = {pin.task_id: pin for pin in pins}
         if not latest:
             return
-        ids = list(latest)
-        tokens = [pin.token_id for pin in latest.values()]
+        ids = array(latest)
+        tokens = array(pin.token_id for pin in latest.values())
         with self._engine.begin() as connection:
             connection.execute(self._limits)
             connection.execute(self._serialise)
-            stored = connection.execute(self._present, {"tokens": list(set(tokens)), "ids": ids})
+            stored = connection.execute(self._present, {"tokens": tokens, "ids": ids})
             present = [Pin(row[1], row[0], tuple(row[2]), None) for row in stored]
             _check_conflicts(present, latest.values())
             connection.execute(
@@ -135,27 +131,37 @@ class PinBoard:
                 {
                     "ids": ids,
                     "tokens": tokens,
-                    "patterns": [json.dumps(pin.patterns) for pin in latest.values()],
-                    "reasons": [pin.reason for pin in latest.values()],
+                    "patterns": array(json.dumps(pin.patterns) for pin in latest.values()),
+                    "reasons": array(pin.reason for pin in latest.values()),
                     "node": self._node,
                     "days": expires_in_days or None,
                     "ephemeral": ephemeral,
                 },
             )
+        self._tell()
+
+    def _tell(self) -> None:
+        with self._autocommit.connect() as connection:
+            connection.execute(self._announce)
 
     def clear_by_creator(self, creator: str) -> int:
         """Delete the pins one node created. Returns how many."""
-        with self._engine.begin() as connection:
-            return int(connection.execute(self._clear_by, {"creator": creator}).scalar_one())
+        return self._clear(self._clear_by, {"creator": creator})
 
     def clear_all(self) -> int:
         """Delete every pin. Returns how many."""
-        with self._engine.begin() as connection:
-            return int(connection.execute(self._clear_all).scalar_one())
+        return self._clear(self._clear_all, {})
+
+    def _clear(self, statement: TextClause, values: dict[str, str]) -> int:
+        with self._autocommit.connect() as connection:
+            count = connection.execute(statement, values).rowcount
+        if count:
+            self._tell()
+        return count
 
     def list(self) -> list[dict[str, Any]]:
         """Unexpired pins, newest first."""
-        with self._engine.begin() as connection:
+        with self._autocommit.connect() as connection:
             return [dict(row._mapping) for row in connection.execute(self._list)]
 
 

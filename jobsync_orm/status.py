@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import Engine, Row, text
+from sqlalchemy.exc import ProgrammingError
 
+from jobsync_orm.config import CoordinationConfig
+from jobsync_orm.coordinator.admission import MISSING, check_settings, not_ready
 from jobsync_orm.naming import Names
 
 __all__ = ["ClusterReader"]
@@ -28,10 +31,21 @@ class ClusterReader:
         self._engine = engine
         self._timeout = heartbeat_timeout_sec
         self._node, self._token, self._rebalance = names.sql("node"), names.sql("token"), names.sql("rebalance")
+        self._cluster = names.sql("cluster")
 
-    def _rows(self, sql: str, **values: object) -> list[Row[Any]]:
+    def _rows(self, sql: str, **values: object) -> list[Row[*tuple[Any, ...]]]:
         with self._engine.connect() as connection:
             return list(connection.execute(text(sql), values))
+
+    def check_settings(self, config: CoordinationConfig) -> None:
+        """Refuse what :class:`~jobsync_orm.coordinator.admission.Admission` refuses, before anything is written."""
+        try:
+            rows = self._rows(f"SELECT total_tokens, hash_function, protocol_version FROM {self._cluster}")
+        except ProgrammingError as error:
+            if getattr(error.orig, "sqlstate", None) not in MISSING:
+                raise
+            raise not_ready(config) from error
+        check_settings(config, rows[0] if rows else None)
 
     def active_nodes(self) -> list[dict[str, Any]]:
         """Nodes with a fresh heartbeat, by name."""

@@ -1,7 +1,8 @@
 """Tasks, the claims on them, and the audit of what was done.
 
 A claim records, for everybody to see, that this node has taken up one task. It is exclusive: the claim table has one
-row for each task. It ends when the task is written to the audit, when it is released, or with this life of the node.
+row for each task. It ends when the task is written to the audit, when it is released, or with this life of the node;
+a row left over from a life that has ended stops nobody.
 A token with open claims is handed over only after they end or ``drain_timeout_sec`` has passed.
 
 Each call below is one statement in one transaction: it locks the token rows it relies on ``FOR SHARE`` and inserts or
@@ -13,13 +14,15 @@ from __future__ import annotations
 import datetime
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import total_ordering
 from typing import Any
 
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, TextClause, text
+from sqlalchemy.exc import DBAPIError
 
+from jobsync_orm.coordinator.session import array
 from jobsync_orm.hashing import task_key
 from jobsync_orm.naming import Names
 
@@ -106,7 +109,7 @@ class TaskBook:
         self._node = node
         self._date = date
         self._done: list[_Done] = []
-        self._guard = threading.Lock()
+        self._guard = threading.RLock()  # a signal handler may stop the job in the middle of a call
         token, node_table = names.sql("token"), names.sql("node")
         claim, audit = names.sql("claim"), names.sql("audit")
         asked = "unnest(CAST(:ids AS text[]), CAST(:tokens AS int[])) AS a (task_id, token_id)"
@@ -116,8 +119,11 @@ class TaskBook:
                 SELECT DISTINCT ON (task_id) task_id, token_id, CAST(:node AS text), CAST(:incarnation AS uuid),
                     epoch, clock_timestamp()
                 FROM asked ORDER BY task_id
-                ON CONFLICT (task_id) DO UPDATE SET claimed_at = k.claimed_at
-                    WHERE k.node = excluded.node AND k.incarnation = excluded.incarnation
+                ON CONFLICT (task_id) DO UPDATE SET node = excluded.node, incarnation = excluded.incarnation,
+                    epoch = excluded.epoch, token_id = excluded.token_id, claimed_at = excluded.claimed_at
+                    WHERE (k.node = excluded.node AND k.incarnation = excluded.incarnation)
+                        OR NOT EXISTS (SELECT 1 FROM {node_table} o
+                            WHERE o.name = k.node AND o.incarnation = k.incarnation AND o.state <> 'away')
                 RETURNING task_id, epoch)
             SELECT task_id, epoch FROM taken"""
         alive = f"JOIN {node_table} n ON n.name = :node AND n.incarnation = CAST(:incarnation AS uuid)"
@@ -154,16 +160,24 @@ class TaskBook:
         With ``owned``, only tasks whose token is this node's and not on its way elsewhere.
         """
         statement = self._claim_owned if owned else self._claim
-        values = {"ids": list(tokens), "tokens": list(tokens.values()), "node": self._node}
-        with self._engine.connect() as connection:
-            rows = connection.execute(statement, {**values, "incarnation": incarnation})
-            return {row[0]: row[1] for row in rows}
+        values = {"ids": array(tokens), "tokens": array(tokens.values()), "node": self._node}
+        return {row[0]: row[1] for row in self._again(statement, {**values, "incarnation": incarnation})}
 
     def release(self, keys: Iterable[str], incarnation: str) -> list[str]:
         """End this node's claims on these tasks. Returns those that were claimed."""
-        values = {"ids": list(keys), "node": self._node, "incarnation": incarnation}
-        with self._engine.connect() as connection:
-            return [row[0] for row in connection.execute(self._release, values)]
+        values = {"ids": array(keys), "node": self._node, "incarnation": incarnation}
+        return [row[0] for row in self._again(self._release, values)]
+
+    def _again(self, statement: TextClause, values: Mapping[str, object]) -> list[Sequence[Any]]:
+        """Execute what may be executed twice; once more if the pooled connection turns out to be a dead one."""
+        for attempt in (1, 2):
+            try:
+                with self._engine.connect() as connection:
+                    return list(connection.execute(statement, values))
+            except DBAPIError as error:
+                if attempt == 2 or not error.connection_invalidated:
+                    raise
+        raise AssertionError("unreachable")
 
     def add(self, key: str, token: int, epoch: int) -> None:
         """Put a task down for the next ``write``."""
@@ -185,10 +199,10 @@ class TaskBook:
                 connection.execute(
                     self._write,
                     {
-                        "ids": [entry.key for entry in done],
-                        "tokens": [entry.token for entry in done],
-                        "epochs": [entry.epoch for entry in done],
-                        "ages": [now - entry.at for entry in done],
+                        "ids": array(entry.key for entry in done),
+                        "tokens": array(entry.token for entry in done),
+                        "epochs": array(entry.epoch for entry in done),
+                        "ages": array(now - entry.at for entry in done),
                         "date": self._date,
                         "node": self._node,
                         "incarnation": incarnation,

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from jobsync_orm.config import CoordinationConfig
 from jobsync_orm.coordinator.session import Session, StatementFailed
 from jobsync_orm.coordinator.statements import Statements
 from jobsync_orm.exceptions import ClusterMismatch, PooledConnection, SchemaNotReady
 
-__all__ = ["PROTOCOL_VERSION", "Admission"]
+__all__ = ["MISSING", "PROTOCOL_VERSION", "Admission", "check_settings", "not_ready"]
 
 PROTOCOL_VERSION = 1
 
 # undefined_table, invalid_schema_name
-_MISSING = ("42P01", "3F000")
+MISSING = ("42P01", "3F000")
 
 
 class Admission:
@@ -42,6 +44,8 @@ class Admission:
                 f"SET tcp_keepalives_idle = {idle}",
                 "SET tcp_keepalives_interval = 5",
                 "SET tcp_keepalives_count = 3",
+                f"SET tcp_user_timeout = {idle * 1000}",
+                "SET default_transaction_isolation = 'read committed'",
                 f"LISTEN {names.cluster_channel}",
                 f"LISTEN {names.node_channel(self._node)}",
             )
@@ -65,33 +69,50 @@ class Admission:
                 "and notifications: give CoordinationConfig a url (or engine) that reaches PostgreSQL directly; the "
                 "application's own sessions may keep using the pooler"
             )
-        appname = self._config.appname
-        upgrade = f"jobsync-orm db upgrade --appname {appname}"
-        if self._config.schema is not None:
-            upgrade += f" --schema {self._config.schema!r}"
         try:
             rows = session.execute(self._sql.cluster, timeout=timeout)
         except StatementFailed as failed:
-            if failed.sqlstate not in _MISSING:
+            if failed.sqlstate not in MISSING:
                 raise
-            raise SchemaNotReady(
-                f"the tables of appname {appname!r} are not there: run `{upgrade}`, call "
-                "jobsync_orm.migrate.upgrade(), or give CoordinationConfig(create_tables=True)"
-            ) from failed
-        if not rows:
-            raise SchemaNotReady(f"the cluster table of appname {appname!r} is empty: run `{upgrade}`")
-        total_tokens, hash_function, _, protocol = rows[0]
-        for name, mine, theirs in (
-            ("total_tokens", str(self._config.total_tokens), total_tokens),
-            ("hash_function", self._config.hash_function, hash_function),
-        ):
-            if mine != theirs:
-                raise ClusterMismatch(
-                    f"{name} is {mine} in this node's configuration and {theirs} in the cluster {appname!r}: tasks "
-                    f"would have two owners or none; give every node {name}={theirs}"
-                )
-        if protocol != str(PROTOCOL_VERSION):
-            raise SchemaNotReady(
-                f"the cluster speaks protocol {protocol}, this library {PROTOCOL_VERSION}: run `{upgrade}` and the "
-                "same release of jobsync_orm on every node"
+            raise not_ready(self._config) from failed
+        check_settings(self._config, rows[0] if rows else None)
+
+
+def _upgrade(config: CoordinationConfig) -> str:
+    command = f"jobsync-orm db upgrade --appname {config.appname}"
+    return command if config.schema is None else f"{command} --schema {config.schema!r}"
+
+
+def not_ready(config: CoordinationConfig) -> SchemaNotReady:
+    """The error for missing tables."""
+    return SchemaNotReady(
+        f"the tables of appname {config.appname!r} are not there: run `{_upgrade(config)}`, call "
+        "jobsync_orm.migrate.upgrade(), or give CoordinationConfig(create_tables=True)"
+    )
+
+
+def check_settings(config: CoordinationConfig, row: Sequence[object] | None) -> None:
+    """Compare ``config`` with the cluster's row: ``total_tokens, hash_function, protocol_version``; None: there is none.
+
+    Raises
+    ------
+    SchemaNotReady, ClusterMismatch
+        As :meth:`Admission.check`.
+    """
+    if row is None:
+        raise SchemaNotReady(f"the cluster table of appname {config.appname!r} is empty: run `{_upgrade(config)}`")
+    total_tokens, hash_function, protocol = map(str, row)
+    for name, mine, theirs in (
+        ("total_tokens", str(config.total_tokens), total_tokens),
+        ("hash_function", config.hash_function, hash_function),
+    ):
+        if mine != theirs:
+            raise ClusterMismatch(
+                f"{name} is {mine} in this node's configuration and {theirs} in the cluster {config.appname!r}: tasks "
+                f"would have two owners or none; give every node {name}={theirs}"
             )
+    if protocol != str(PROTOCOL_VERSION):
+        raise SchemaNotReady(
+            f"the cluster speaks protocol {protocol}, this library {PROTOCOL_VERSION}: run `{_upgrade(config)}` "
+            "and the same release of jobsync_orm on every node"
+        )

@@ -75,7 +75,7 @@ class Callback:
         while (delivery := self._queue.get()) is not None:
             try:
                 self._function(delivery.event) if self._takes_event else self._function()
-            except Exception:
+            except BaseException:  # SystemExit too: the thread has more calls to make
                 logger.exception("%s raised; coordination goes on", self._name)
             finally:
                 delivery.done.set()

@@ -24,7 +24,7 @@ __all__ = ["Handoff", "Refreshed"]
 RETRY_FIRST_SEC, RETRY_MOST_SEC = 0.1, 1.0
 
 # Seconds for statements that may touch every token of this node.
-HEAVY_SEC = 60.0
+HEAVY_SEC = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,7 @@ class Handoff:
         self._earlier = False
         self._told = False
         self._retry = RETRY_FIRST_SEC
+        self.known_epoch = 0  # of the view this life of the node has taken
         self.release_at = float("inf")
         self.first_rebalance: Delivery | None = None
 
@@ -67,27 +68,34 @@ class Handoff:
 
     def refresh(self, session: Session, valid_until: Callable[[], float]) -> Refreshed:
         """Take the database's view of this node's tokens. ``valid_until`` says for how long it may be trusted."""
-        ((state, epoch, owned_text, draining_text, marks, coming, earlier),) = session.execute(
-            self._sql.refresh, self._membership.name, self._membership.incarnation, timeout=HEAVY_SEC
+        ((state, epoch_text, owned_text, draining_text, marks, coming, earlier),) = session.execute(
+            self._sql.refresh,
+            self._membership.name,
+            self._membership.incarnation,
+            timeout=self._membership.answer_sec,
         )
-        if state is None:
+        epoch = int(epoch_text or 0)
+        if state is None or epoch < self.known_epoch:
+            # An epoch that has gone back is that of a restored or promoted copy, which has not seen all that was.
             return Refreshed(None, 0, 0)
         owned, draining = parse_array(owned_text), set(parse_array(draining_text))
-        gained, lost = self._ownership.publish(owned, int(epoch or 0), valid_until())
-        self._draining, self._marks = draining, parse_array(marks)
-        self._earlier = earlier not in (None, "0")
-        if draining or self._earlier:
+        gained, lost = self._ownership.publish(owned, epoch, valid_until())
+        self.known_epoch = epoch
+        has_earlier = earlier not in (None, "0")
+        if draining != self._draining or has_earlier != self._earlier:
             self._retry = RETRY_FIRST_SEC
-            self.release_at = now()
-        self._tell(gained, lost, draining, int(epoch or 0))
+            self.release_at = now() if draining or has_earlier else float("inf")
+        self._draining, self._marks, self._earlier = draining, parse_array(marks), has_earlier
+        self._tell(gained, lost, draining, epoch)
         return Refreshed(state, len(owned), int(coming or 0))
 
     def lose_all(self) -> None:
         """This life of the node is over: whatever it had is gone."""
+        epoch, self.known_epoch = self.known_epoch, 0  # the next life takes whatever epoch the database has
         lost = self._ownership.clear()
         self._draining, self._marks, self._earlier = set(), [], False
         self.release_at = float("inf")
-        self._tell([], lost, set(), self._ownership.held.epoch)
+        self._tell([], lost, set(), epoch)
 
     def _tell(self, gained: list[int], lost: list[int], draining: set[int], epoch: int) -> None:
         if self._on_revoke is not None and lost:
@@ -133,13 +141,16 @@ class Handoff:
             moved = sum(int(row[1] or 0) for row in rows)
             if moved == ready:
                 self._draining &= busy
+        regained = 0
         if self._earlier:
-            session.execute(self._sql.regain, self._membership.name, self._membership.incarnation, timeout=HEAVY_SEC)
-        left = self._draining - busy
-        if left or self._earlier:
+            ((count,),) = session.execute(
+                self._sql.regain, self._membership.name, self._membership.incarnation, timeout=HEAVY_SEC
+            )
+            regained = int(count or 0)
+        if self._draining - busy or self._earlier:
             self.release_at = now() + self._retry
             self._retry = min(2 * self._retry, RETRY_MOST_SEC)
-        return self._earlier or 0 < moved < ready
+        return regained > 0 or 0 < moved < ready
 
     def revoke_all(self) -> Delivery | None:
         """Say no to everything, because this node leaves, and tell ``on_revoke``."""

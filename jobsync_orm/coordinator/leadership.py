@@ -5,7 +5,7 @@ checks, in the database, that it is still the oldest and that the inputs of its 
 leader's statement changes nothing, and two nodes that both think they lead do no harm.
 
 The inputs are read without a transaction: first the members and pins with the cluster's ``revision`` (raised by every
-change of members or pins), then the tokens. ``publish`` names the revision, and for each token the owner and mark that
+change of members), then the tokens. ``publish`` names the revision, and for each token the owner and mark that
 were read; tokens released by their owners meanwhile are left for the next round.
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jobsync_orm.coordinator.observation import Evidence
 from jobsync_orm.coordinator.pinning import allowed_nodes
@@ -25,14 +25,17 @@ from jobsync_orm.planner import Member, Plan, plan
 __all__ = ["Group", "Leadership", "Outcome", "Step", "steps_of"]
 
 # Seconds for statements that may touch every token.
-HEAVY_SEC = 60.0
+HEAVY_SEC = 30.0
 
 # Publishing each of thirty simultaneous joins by itself would move tokens thirty times: the first plan is made at
 # once, the next after this many seconds.
 PLAN_GAP_SEC = 0.1
 
-# A token that was skipped because an application's transaction held its row is tried again after this time.
-RETRY_SEC = 0.25
+# Tokens that were skipped because an application's transaction held their rows are tried again after these times.
+RETRY_FIRST_SEC, RETRY_MOST_SEC = 0.25, 2.0
+
+# The tokens of one publishing statement: it must take much less time than a heartbeat may be late.
+BATCH_TOKENS = 100_000
 
 # A leader whose plan is in force makes it again after this time, for what no change of the revision has announced.
 RECONCILE_SEC = 30.0
@@ -40,7 +43,7 @@ RECONCILE_SEC = 30.0
 # A plan that failed is made again after this time.
 FAILED_SEC = 1.0
 
-GRANT, MARK, UNMARK = 0, 1, 2
+GRANT, MARK, UNMARK, FORCE = 0, 1, 2, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,24 +77,35 @@ class Outcome:
     skipped: int
 
 
+@dataclass(slots=True)
+class _Planned:
+    """A plan on its way into the database."""
+
+    revision: str | None
+    started: str | None
+    reason: str
+    nodes_before: int
+    nodes_after: int
+    joining: Sequence[str]
+    batches: list[list[Step]]
+    done_at: float  # when to plan again once all is published
+
+
 class Leadership:
     """The leading part of one node; idle while others lead."""
 
-    def __init__(
-        self,
-        names: Names,
-        statements: Statements,
-        me: str,
-        drain_timeout_sec: float,
-    ) -> None:
+    def __init__(self, names: Names, statements: Statements, me: str, drain_timeout_sec: float) -> None:
         self._names = names
         self._sql = statements
         self._me = me
         self._drain = drain_timeout_sec
-        self._planned_revision: int | None = None
+        self._seen_revisions: tuple[int, int] | None = None
+        self._planned_revisions: tuple[int, int] | None = None
         self._planned_members: set[str] | None = None
         self._plan_at = float("inf")
         self._planned_at = 0.0
+        self._retry = RETRY_FIRST_SEC
+        self._under_way: _Planned | None = None
         self.oldest: list[str] = []
 
     @property
@@ -105,23 +119,26 @@ class Leadership:
         return self.oldest[1:2] == [self._me]
 
     @property
+    def is_in_line(self) -> bool:
+        """Whether this node leads or may soon."""
+        return self._me in self.oldest
+
+    @property
     def plan_at(self) -> float:
         """When the next plan is due, on this process's clock."""
         return self._plan_at if self.leads else float("inf")
 
     def forget(self) -> None:
         """The session is new: what was planned may have changed."""
-        self._planned_revision = None
+        self._planned_revisions = self._under_way = None
         self.oldest = []
 
-    def heard(self, oldest: list[str], revision: int) -> None:
-        """Take in who is oldest, and the revision of the plan's inputs."""
+    def heard(self, oldest: list[str], revisions: tuple[int, int]) -> None:
+        """Take in who is oldest, and the revisions of the members and of the pins."""
         self.oldest = oldest
-        if self.leads and revision != self._planned_revision:
-            self._due(max(now(), self._planned_at + PLAN_GAP_SEC))
-
-    def _due(self, at: float) -> None:
-        self._plan_at = min(self._plan_at, at)
+        if self.leads and revisions not in (self._planned_revisions, self._seen_revisions):
+            self._plan_at = min(self._plan_at, max(now(), self._planned_at + PLAN_GAP_SEC))
+        self._seen_revisions = revisions
 
     def wards(self, everyone: Iterable[str]) -> list[str]:
         """Whom this node may evict: all others for the leader; for others those ahead of them in the succession."""
@@ -144,17 +161,54 @@ class Leadership:
         return [row[0] or "" for row in rows]
 
     def plan(self, session: Session, incarnation: str) -> Outcome | None:
-        """Read, plan, publish. None where there was nothing to do or the world had changed meanwhile."""
-        # Whatever fails below is tried again.
-        self._plan_at = now() + FAILED_SEC
+        """Read, plan, and publish; a large plan batch by batch, one in each call, so that heartbeats go on.
+
+        None where there was nothing to do or the world had changed meanwhile.
+        """
+        self._plan_at = now() + FAILED_SEC  # whatever fails below is tried again
+        planned, self._under_way = self._under_way, None
+        if planned is None:
+            planned = self._make(session)
+        if not planned.batches and not planned.joining:
+            self._settle(planned)
+            return None
+        steps = planned.batches.pop(0) if planned.batches else []
+        outcome = self._publish(session, incarnation, planned, steps)
+        if outcome is None:
+            self._plan_at = now() + PLAN_GAP_SEC
+            return None
+        if outcome.skipped:
+            # In use, or just released by its owner. Ever more patiently: the plan would raise the epoch each time.
+            planned.done_at = min(planned.done_at, now() + self._retry)
+            self._retry = min(2 * self._retry, RETRY_MOST_SEC)
+        elif outcome.steps:
+            self._retry = RETRY_FIRST_SEC
+        if any(step.kind == MARK for step in steps):
+            planned.done_at = min(planned.done_at, now() + self._drain + 0.05)
+        if planned.batches:
+            self._under_way, self._plan_at = planned, now()
+        else:
+            self._settle(planned)
+        return outcome
+
+    def _settle(self, planned: _Planned) -> None:
+        self._plan_at = planned.done_at
+        if self._seen_revisions != self._planned_revisions:
+            self._plan_at = min(self._plan_at, now() + PLAN_GAP_SEC)
+
+    def _make(self, session: Session) -> _Planned:
+        """Read what is, and work out what is to be."""
         self._planned_at = now()
         (snapshot,) = session.execute(self._sql.snapshot, timeout=HEAVY_SEC)
-        revision, started, members_text, pins_text, expiry, _total = snapshot
+        revision, pins_revision, started, members_text, pins_text, expiry, orphaned = snapshot
+        if orphaned == "t":
+            session.execute(self._sql.drop_orphaned_pins, timeout=HEAVY_SEC)
+        self._planned_revisions = self._seen_revisions = (int(revision or 0), int(pins_revision or 0))
         members: list[tuple[str, int, str]] = json.loads(members_text or "[]") or []
         pins: list[tuple[int, list[str]]] = json.loads(pins_text or "[]") or []
         later = now() + RECONCILE_SEC
         if expiry is not None:
-            later = now() + float(expiry) + 0.01
+            later = min(later, now() + float(expiry) + 0.01)
         active = [Member(name, weight) for name, weight, state in members if state != "away"]
         resting = {name for name, _, state in members if state == "away"}
         joining = [name for name, _, state in members if state == "joining"]
@@ -162,39 +216,23 @@ class Leadership:
         for node, next_node, overdue, tokens, left in session.execute(self._sql.tokens, timeout=HEAVY_SEC):
             groups.append(Group(node, next_node, overdue == "t", sorted(parse_array(tokens))))
             if left is not None:
-                later = min(later, now() + max(float(left), RETRY_SEC) + 0.01)
+                later = min(later, now() + max(float(left), RETRY_FIRST_SEC) + 0.01)
         names = {member.name for member in active}
         steps = steps_of(groups, active, resting, allowed_nodes(pins, names))
-        reason = self._reason(names, joining)
-        outcome = None
-        if steps or joining:
-            outcome = self._publish(
-                session, incarnation, revision, started, steps, joining, reason, len(active), _owners(groups)
-            )
-            if outcome is None:
-                self._plan_at = now() + PLAN_GAP_SEC
-                return None
-            if outcome.skipped:
-                later = min(later, now() + RETRY_SEC)
-            if any(step.kind == MARK for step in steps):
-                later = min(later, now() + self._drain + 0.05)
-        self._planned_revision = int(revision or 0)
+        planned = _Planned(
+            revision,
+            started,
+            self._reason(names, joining),
+            len({group.node for group in groups if group.node is not None}),
+            len(active),
+            joining,
+            _batches(steps),
+            later,
+        )
         self._planned_members = names
-        self._plan_at = later
-        return outcome
+        return planned
 
-    def _publish(
-        self,
-        session: Session,
-        incarnation: str,
-        revision: str | None,
-        started: str | None,
-        steps: Sequence[Step],
-        joining: Sequence[str],
-        reason: str,
-        nodes_after: int,
-        nodes_before: int,
-    ) -> Outcome | None:
+    def _publish(self, session: Session, incarnation: str, planned: _Planned, steps: Sequence[Step]) -> Outcome | None:
         index: dict[str | None, int | None] = {None: None}
         table: list[str] = []
 
@@ -205,6 +243,8 @@ class Leadership:
             return index[name]
 
         runs = [(low, high, step) for step in steps for low, high in _runs(step.tokens)]
+        # A node counts as planned for once the last of its plan's batches is in.
+        joining = [] if planned.batches else planned.joining
         told = set(joining)
         for step in steps:
             told.update(name for name in (step.source, step.target, step.marked) if name)
@@ -221,25 +261,27 @@ class Leadership:
             self._sql.publish,
             self._me,
             incarnation,
-            revision,
+            planned.revision,
             array(joining),
             *columns,
             array(table),
             kinds,
             targets,
             self._drain,
-            started,
-            reason,
-            nodes_before,
-            nodes_after,
+            planned.started,
+            planned.reason,
+            planned.nodes_before,
+            planned.nodes_after,
             array(self._names.node_channel(name) for name in sorted(told)),
             timeout=HEAVY_SEC,
         )
-        if not rows:
-            return None
-        epoch, done, moved, _ = rows[0]
         wanted = sum(len(step.tokens) for step in steps)
-        return Outcome(int(epoch or 0), int(done or 0), int(moved or 0), wanted - int(done or 0))
+        if rows:
+            epoch, done, moved, _ = rows[0]
+            return Outcome(int(epoch or 0), int(done or 0), int(moved or 0), wanted - int(done or 0))
+        # Nothing written: all of it is in use, or this node no longer leads, or the members have changed.
+        ((revision,),) = session.execute(self._sql.revision, timeout=HEAVY_SEC)
+        return Outcome(0, 0, 0, wanted) if wanted and revision == planned.revision else None
 
     def _reason(self, names: set[str], joining: Sequence[str]) -> str:
         """Why this plan is made, in a word or two, for the audit."""
@@ -250,8 +292,19 @@ class Leadership:
         return "join and leave" if joined and left else "join" if joined else "leave" if left else "pins or repair"
 
 
-def _owners(groups: Iterable[Group]) -> int:
-    return len({group.node for group in groups if group.node is not None})
+def _batches(steps: Sequence[Step]) -> list[list[Step]]:
+    """The steps in order, no more than ``BATCH_TOKENS`` tokens together."""
+    batches: list[list[Step]] = []
+    room = 0
+    for step in steps:
+        for start in range(0, len(step.tokens), BATCH_TOKENS):
+            part = replace(step, tokens=step.tokens[start : start + BATCH_TOKENS])
+            if len(part.tokens) > room:
+                batches.append([])
+                room = BATCH_TOKENS
+            batches[-1].append(part)
+            room -= len(part.tokens)
+    return batches
 
 
 def steps_of(
@@ -315,7 +368,7 @@ def _moving(part: Group, holder: str | None, target: str | None, tokens: Sequenc
     aim = PARK if target is None else target
     if part.next_node == aim:
         # Being parked and still to be parked: only the deadline matters.
-        return [Step(tokens, part.node, aim, GRANT, target)] if part.overdue else []
+        return [Step(tokens, part.node, aim, FORCE, target)] if part.overdue else []
     return [Step(tokens, part.node, part.next_node, MARK, aim)]
 
 
@@ -329,7 +382,7 @@ def _staying(part: Group, holder: str | None, tokens: Sequence[int]) -> Step:
     if holder is None:
         return Step(tokens, part.node, part.next_node, GRANT, None)
     if part.next_node == holder:  # on its way, and overdue
-        return Step(tokens, part.node, part.next_node, GRANT, holder)
+        return Step(tokens, part.node, part.next_node, FORCE, holder)
     return Step(tokens, part.node, part.next_node, UNMARK, None)  # the target is gone, or the pin was lifted
 
 

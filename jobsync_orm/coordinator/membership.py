@@ -37,11 +37,10 @@ class Beat:
     received_at: float
     state: str | None
     epoch: int
-    revision: int
+    revisions: tuple[int, int]
     oldest: list[str]
     seen: list[Seen]
     members: int
-    cluster: str
 
 
 class Membership:
@@ -53,26 +52,23 @@ class Membership:
         self._version = _version()
         self.name = name
         self.incarnation = ""
+        self._lock_pid = 0  # backend of the session that held the advisory lock last
         # A server that has not answered by now is asked again on a new connection, well within the lease.
         self.answer_sec = max(1.0, config.heartbeat_timeout_sec - config.heartbeat_interval_sec)
 
     # -- the advisory lock --------------------------------------------------------------------------------------
 
-    def hold_lock(self, session: Session, old_pid: int) -> bool:
+    def hold_lock(self, session: Session) -> bool:
         """Take this node's advisory lock for ``session``.
 
-        ``old_pid`` is the backend of this process's earlier session (0: none): if the server has not noticed that
-        session's end and it still holds the lock, it is ended.
+        If the server has not noticed the end of the session of this process that held it last, that one is ended.
         """
-        if self._try_lock(session):
-            return True
-        if old_pid:
-            session.execute(self._sql.drop_old_session, self.name, old_pid, timeout=self.answer_sec)
-            return self._try_lock(session)
-        return False
-
-    def _try_lock(self, session: Session) -> bool:
         ((got,),) = session.execute(self._sql.lock_node, self.name, timeout=self.answer_sec)
+        if got != "t" and self._lock_pid:
+            session.execute(self._sql.drop_old_session, self.name, self._lock_pid, timeout=self.answer_sec)
+            ((got,),) = session.execute(self._sql.lock_node, self.name, timeout=self.answer_sec)
+        if got == "t":
+            self._lock_pid = session.pid
         return got == "t"
 
     # -- register -----------------------------------------------------------------------------------------------
@@ -97,7 +93,9 @@ class Membership:
         locked = False
         watched: tuple[Row, float] | None = None
         while not stopped():
-            locked = locked or self._try_lock(session)
+            if not locked and self.hold_lock(session):
+                # Stillness counts from here: before, its session held the lock and it may have been alive.
+                locked, watched = True, None
             asked_at = now()
             rows = session.execute(self._sql.find, self.name, timeout=self.answer_sec)
             row = rows[0] if rows and rows[0][1] != "away" else None
@@ -152,6 +150,7 @@ class Membership:
         if not rows:
             return False
         self.incarnation = incarnation
+        session.execute(self._sql.void_claims, self.name, incarnation, timeout=self.answer_sec)
         logger.info("%s has joined", self.name)
         return True
 
@@ -160,7 +159,7 @@ class Membership:
     def beat(self, session: Session, applied_epoch: int, *, everyone: bool, locks: bool) -> Beat:
         """Send one heartbeat. ``state`` is None in the answer if this life of the node is over."""
         sent_at = now()
-        ((state, epoch, revision, oldest, seen, members, cluster),) = session.execute(
+        ((state, epoch, revision, pins_revision, oldest, seen, members),) = session.execute(
             self._sql.beat,
             self.name,
             self.incarnation,
@@ -174,11 +173,10 @@ class Membership:
             now(),
             state,
             int(epoch or 0),
-            int(revision or 0),
+            (int(revision or 0), int(pins_revision or 0)),
             json.loads(oldest or "[]") or [],
             parse_seen(seen),
             int(members or 0),
-            cluster or "",
         )
 
     def members(self, session: Session) -> list[str]:

@@ -71,9 +71,12 @@ class Observer:
     ----------
     patience_sec : float
         Longest time between two looks for them to count as one observation.
+    trust_freed_locks : bool
+        Whether a freed lock counts as evidence at all.
     """
 
-    def __init__(self, patience_sec: float) -> None:
+    def __init__(self, patience_sec: float, trust_freed_locks: bool = True) -> None:
+        self._trust_freed_locks = trust_freed_locks
         self._patience = patience_sec
         self._records: dict[str, _Record] = {}
         self._looked_at: float | None = None
@@ -114,7 +117,7 @@ class Observer:
     @property
     def suspects(self) -> bool:
         """Whether some lock that was held is free now: look again soon."""
-        return any(record.free_since is not None for record in self._records.values())
+        return self._trust_freed_locks and any(record.free_since is not None for record in self._records.values())
 
     def dead(self, asked_at: float, among: Collection[str]) -> list[Evidence]:
         """Which of the nodes ``among`` are dead, by looks the last of which was sent at ``asked_at``."""
@@ -125,7 +128,11 @@ class Observer:
                 continue
             row = record.row
             timeout, grace = row.heartbeat_timeout_sec, row.connection_grace_sec
-            freed = record.free_since is not None and asked_at - record.free_since > FREED_GRACES * grace
+            freed = (
+                self._trust_freed_locks
+                and record.free_since is not None
+                and asked_at - record.free_since > FREED_GRACES * grace
+            )
             silent = asked_at - record.same_since > timeout and row.age_sec > timeout
             over = row.state == "away" and row.age_sec > row.rejoin_grace_sec
             if over or (row.state != "away" and (freed or silent)):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Sequence
 
+from jobsync_orm.exceptions import InvalidPattern
 from jobsync_orm.like import compile_pattern
 
 __all__ = ["allowed_nodes"]
+
+logger = logging.getLogger("jobsync_orm")
 
 
 def allowed_nodes(pins: Iterable[tuple[int, Sequence[str]]], names: Collection[str]) -> dict[int, frozenset[str]]:
@@ -53,7 +57,11 @@ def _ranks(patterns: Sequence[str], names: Sequence[str]) -> dict[str, int]:
     """Name -> position of the first pattern it matches."""
     ranks: dict[str, int] = {}
     for position, pattern in enumerate(patterns):
-        matches = compile_pattern(pattern)
+        try:
+            matches = compile_pattern(pattern)
+        except InvalidPattern as error:  # written past register_lock
+            logger.warning("a pin matches no node: %s", error)
+            continue
         for name in names:
             if name not in ranks and matches(name):
                 ranks[name] = position

@@ -28,7 +28,7 @@ from jobsync_orm.coordinator.session import Session, SessionLost, StatementFaile
 from jobsync_orm.coordinator.statements import Statements
 from jobsync_orm.coordinator.view import Ownership
 from jobsync_orm.coordinator.waker import Waker
-from jobsync_orm.exceptions import ConfigurationError, JobsyncError, NodeNameInUse
+from jobsync_orm.exceptions import ConfigurationError, JobsyncError, NodeNameInUse, NotRunning
 
 __all__ = ["Coordinator"]
 
@@ -86,7 +86,7 @@ class Coordinator:
         self._tick_sec = config.connection_grace_sec / 3
         self._admission = Admission(config, node_name, self._sql)
         self._session = Session(
-            config.connection_pool(), self._waker.descriptor, self._tick, self._tick_sec, self._admission.setup_sql()
+            config.connection_pool(), self._waker.descriptor, self._look, self._tick_sec, self._admission.setup_sql()
         )
         self._membership = Membership(config, node_name, self._sql)
         self._handoff = Handoff(
@@ -97,7 +97,7 @@ class Coordinator:
             self._on_rebalance,
             self._on_revoke,
         )
-        self._observer = Observer(2 * config.heartbeat_interval_sec + 1)
+        self._observer = Observer(2 * config.heartbeat_interval_sec + 1, config.trust_freed_locks)
         self._leadership = Leadership(
             config.names,
             self._sql,
@@ -107,7 +107,8 @@ class Coordinator:
         # The margin covers clocks that run at different rates, and a reader that is slow to read its clock.
         self._lease_sec = config.heartbeat_timeout_sec - max(0.2, config.heartbeat_interval_sec / 5)
         self._lease_until = 0.0
-        self._certain = False
+        self._looked_at = 0.0  # when the connection was last seen without a sign of a break
+        self._certain = False  # this session has refreshed the view, and has not broken
         self._asked_at = 0.0
         self._seen: list[Seen] = []
         self._next_beat = 0.0
@@ -123,6 +124,7 @@ class Coordinator:
         self._state = "new"
         self.live_nodes = 0
         self.last_beat_at: float | None = None  # time.time() of the last acknowledged heartbeat, for people
+        self._starting = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=f"jobsync-{node_name}"[:40], daemon=True)
         _running.add(self)
 
@@ -160,10 +162,15 @@ class Coordinator:
             Any reason why this node may not join.
         """
         self._deadline = now() + wait_sec
-        self._thread.start()
-        self._entered.wait()
+        with self._starting:
+            if not self._stop.is_set():
+                self._thread.start()
+        if self._thread.ident is not None:
+            self._entered.wait()
         if self._failure is not None:
             raise self._failure
+        if self._stop.is_set():
+            raise NotRunning(f"{self._name} was stopped while it was starting")
         first = self._handoff.first_rebalance
         if first is not None:
             # Do not hand out tasks before the application has heard of its tokens; nor wait for it without end.
@@ -173,7 +180,12 @@ class Coordinator:
         """Leave the cluster and end the loop. Returns once the tokens are without owner, or a deadline has passed."""
         self._stop.set()
         self.wake()
-        if self._thread.ident is not None and self._thread is not threading.current_thread():
+        with self._starting:
+            started = self._thread.ident is not None
+        if not started:
+            self._state = "stopped"
+            self._waker.close()
+        elif self._thread is not threading.current_thread():
             most = self._config.callback_timeout_sec + self._membership.answer_sec + LEAVE_SEC + 1
             if not self._ended.wait(most):
                 logger.warning("%s: the loop has not ended after %.0f s; going on without it", self._name, most)
@@ -198,6 +210,7 @@ class Coordinator:
                 except SessionLost as lost:
                     self._lost(lost)
                 except StatementFailed as failed:
+                    self._unreachable = str(failed)
                     self._lost(failed)
                 except Exception as error:
                     if not self._entered.is_set():
@@ -247,19 +260,19 @@ class Coordinator:
 
     def _connect(self) -> None:
         """Open a session, and be a member on it."""
-        old_pid = self._session.pid
+        first = self._session.pid == 0
         try:
             self._session.open()
         except SessionLost as lost:
             self._unreachable = str(lost)
-            if not old_pid and _REFUSED.search(self._unreachable):
+            if first and _REFUSED.search(self._unreachable):
                 raise ConfigurationError(f"{self._name}: {lost}") from lost
             raise
         self._admission.check(self._session, self._membership.answer_sec)
         if self._membership.incarnation:
             # Until the server has freed the lock of the session before, this node must not say yes; and if another
             # process has taken the name, the heartbeat will not find this life of the node.
-            while not self._membership.hold_lock(self._session, old_pid) and not self._stop.is_set():
+            while not self._membership.hold_lock(self._session) and not self._stop.is_set():
                 self._check_taken()
                 self._session.wait(SUSPECT_SEC)
             if not self._beat():
@@ -309,27 +322,25 @@ class Coordinator:
                 ready = now() >= self._handoff.release_at or self._handoff.revoked
                 if ready and self._handoff.release(self._session):
                     self._refresh_due = True
-                    continue
                 self._lead()
                 self._check_entered()
-            except StatementFailed as failed:
-                logger.warning("%s: %s; trying again", self._name, failed)
-                self._session.wait(FAILED_SEC)
-                continue
-            except (SessionLost, TimeoutError, JobsyncError):
+            except (SessionLost, TimeoutError):
                 raise
-            except Exception:
-                # A defect of ours must not end a node's heartbeats, and with them its work.
-                logger.exception("%s: this turn of coordination failed; trying again", self._name)
+            except Exception as error:
+                if isinstance(error, JobsyncError) and not self._entered.is_set():
+                    raise
+                if isinstance(error, StatementFailed):
+                    logger.warning("%s: %s; trying again", self._name, error)
+                else:  # a defect of ours must not end a node's heartbeats, and with them its work
+                    logger.exception("%s: this turn of coordination failed; trying again", self._name)
                 self._session.wait(FAILED_SEC)
+                self._check_deadline(connected=True)
                 continue
             if self._refresh_due:
                 continue
-            due = min(self._next_beat, self._handoff.release_at, self._leadership.plan_at)
-            if not self._entered.is_set():
-                due = min(due, self._deadline, self._enter_by() if self._planned else self._deadline)
+            due = min(self._next_beat, self._handoff.release_at, self._leadership.plan_at, self._entering_at())
             heard = self._session.wait(max(0.0, due - now()))
-            if everyones in heard:
+            if everyones in heard and (self._leadership.is_in_line or not self._entered.is_set()):
                 self._next_beat = 0.0
             if mine in heard:
                 self._refresh_due = True
@@ -337,22 +348,22 @@ class Coordinator:
     def _beat(self) -> bool:
         """One heartbeat. False if this life of the node is over."""
         leads, watches = self._leadership.leads, self._leadership.is_next
-        applied = self.ownership.held.epoch
+        applied = self._handoff.known_epoch
         beat = self._membership.beat(self._session, applied, everyone=leads, locks=leads or watches)
         if beat.state is None:
             return False
         self._seen = beat.seen
         self._observer.look(beat.seen, beat.sent_at, beat.received_at)
-        self._leadership.heard(beat.oldest, beat.revision)
+        self._leadership.heard(beat.oldest, beat.revisions)
         self.live_nodes = beat.members
-        self._certain = True
         self._lease_until = beat.sent_at + self._lease_sec
         self._asked_at = beat.sent_at
         self.last_beat_at = time.time()
-        if beat.epoch != self.ownership.held.epoch:
+        # An answer shows that the connection worked when the question was sent.
+        self._look(beat.sent_at)
+        if beat.epoch != self._handoff.known_epoch:
             # The lease is renewed for the view as the database has it now; see to it that this is the view.
             self._refresh_due = True
-        self._tick()
         self._next_beat = now() + self._beat_gap()
         if self._leadership.leads != leads or self._leadership.is_next != watches:
             self._next_beat = 0.0  # with the rows and locks that the new part needs
@@ -373,6 +384,9 @@ class Coordinator:
         if found.state is None:
             return False
         self._refresh_due = False
+        self._certain = True
+        if self._entered.is_set():
+            self._state = "active"
         self._planned = found.state == "active"
         # Tokens on their way are waited for, but not one owner that is slow to let go of its part.
         if found.owned > 0 and self._first_tokens_at is None:
@@ -398,16 +412,14 @@ class Coordinator:
     # -- certainty ---------------------------------------------------------------------------------------------
 
     def _valid_until(self) -> float:
-        return min(self._lease_until, now() + self._config.connection_grace_sec)
+        return min(self._lease_until, self._looked_at + self._config.connection_grace_sec)
 
-    def _tick(self) -> None:
-        """The connection shows no sign of a break at this moment."""
-        if self._certain:
-            until = self._valid_until()
-            if until > now():
-                self.ownership.extend(until)
-            else:
-                self.ownership.deny()
+    def _look(self, at: float) -> None:
+        """The connection showed no sign of a break at this time."""
+        self._looked_at = max(self._looked_at, at)
+        if self._certain and (until := self._valid_until()) > now():
+            self.ownership.extend(until)
+        # Else the view has lapsed by itself, and readers wait for what the next answer says.
 
     def _evicted(self) -> None:
         logger.warning("%s was taken for dead; its tokens are gone, joining anew", self._name)
@@ -431,6 +443,13 @@ class Coordinator:
         """When to enter even if some tokens are still on their way."""
         first = self._first_tokens_at
         return self._deadline if first is None else min(self._deadline, first + SLOW_OWNER_SEC)
+
+    def _entering_at(self) -> float:
+        """When to look again whether this node may enter."""
+        if self._entered.is_set():
+            return float("inf")
+        enough = self.live_nodes >= self._config.minimum_nodes
+        return self._enter_by() if self._planned and enough else self._deadline
 
     def _check_deadline(self, *, connected: bool) -> None:
         if self._entered.is_set() or self._stop.is_set() or now() < self._deadline:
@@ -478,7 +497,12 @@ def _forget_in_child() -> None:
     """A forked child has no loop: it owns nothing, and leaves the parent's connection alone."""
     for coordinator in list(_running):
         coordinator.ownership = Ownership(coordinator._config.total_tokens, 0)
+        coordinator._certain = False
         coordinator._state = "stopped"
+        # New ones: the parent's may have been locked at the moment of the fork.
+        coordinator._ended, coordinator._entered = threading.Event(), threading.Event()
+        coordinator._ended.set()
+        coordinator._entered.set()
 
 
 _running: weakref.WeakSet[Coordinator] = weakref.WeakSet()

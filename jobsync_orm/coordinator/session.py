@@ -88,18 +88,20 @@ class Session:
         Makes the connection, just as the application's engine would.
     wake_fd : int
         A descriptor that becomes readable when the loop must look up.
-    on_tick : callable
-        Called every ``tick_sec`` seconds while this session waits and the connection shows no sign of a break.
+    on_look : callable
+        Called about every ``tick_sec`` seconds while this session waits, with a time at which the connection showed no
+        sign of a break: nothing was left to read, so no end of the connection either. The time is that before the
+        look, since this process may be put to sleep between the look and the call.
     tick_sec : float
         Seconds.
     setup : str
         Statements run on each new connection.
     """
 
-    def __init__(self, pool: Pool, wake_fd: int, on_tick: Callable[[], None], tick_sec: float, setup: str) -> None:
+    def __init__(self, pool: Pool, wake_fd: int, on_look: Callable[[float], None], tick_sec: float, setup: str) -> None:
         self._pool = pool
         self._wake_fd = wake_fd
-        self._on_tick = on_tick
+        self._on_look = on_look
         self._tick_sec = tick_sec
         self._setup = setup
         self._connection: Any = None
@@ -211,7 +213,9 @@ class Session:
         self._collect(pg)
         if failure is not None:
             # 57P0x: the server is going away or has thrown this session out; 08: the connection failed.
-            if failure.sqlstate[:2] == "08" or failure.sqlstate[:4] == "57P0" or pg.status != ConnStatus.OK:
+            # 25006: it has become a standby.
+            gone = failure.sqlstate == "25006" or failure.sqlstate.startswith(("08", "57P0"))
+            if gone or pg.status != ConnStatus.OK:
                 self.close()
                 raise SessionLost(str(failure)) from failure
             raise failure
@@ -221,10 +225,12 @@ class Session:
         left = deadline - now()
         if left <= 0:
             raise SessionLost("the server did not answer in time")
+        looked_at = now()
         ready = _poll([(pg.socket, _READ | select.POLLOUT if write else _READ)], min(left, self._tick_sec))
         if ready.get(pg.socket, 0) & ~select.POLLOUT:
             pg.consume_input()
-        self._on_tick()
+        else:
+            self._on_look(looked_at)
 
     def _hear(self, notification: Any) -> None:
         self._heard.add(notification.relname.decode())
@@ -251,7 +257,8 @@ class Session:
             if self._connection is None:
                 raise SessionLost("there is no connection")
             pg = self._connection.pgconn
-            left = deadline - now()
+            looked_at = now()
+            left = deadline - looked_at
             try:
                 ready = _poll([(pg.socket, _READ), (self._wake_fd, _READ)], max(0.0, min(left, self._tick_sec)))
                 if pg.socket in ready:
@@ -260,7 +267,8 @@ class Session:
             except Exception as error:
                 self.close()
                 raise SessionLost(f"connection lost: {error}") from error
-            self._on_tick()
+            if pg.socket not in ready:
+                self._on_look(looked_at)
             woken = self._wake_fd in ready
             if woken:
                 with contextlib.suppress(BlockingIOError):

@@ -6,8 +6,9 @@ compare-and-set; executed late, twice or by a process that was thought dead, it 
 
 Lock order: the cluster row, which is the planning mutex; node rows; token rows; lock and claim rows. Token rows are
 always taken with ``SKIP LOCKED`` (one that an application's transaction holds is in use and is left for the next try),
-so nobody waits for them, and release and regain may take them before the cluster row. A heartbeat locks its own node
-row and nothing else.
+so nobody waits for them, and what writes tokens takes the cluster row last, and only if there is something to write:
+owners that release at the same time wait for each other only for as long as writing takes, and a try in vain moves no
+epoch. Node rows are taken after the cluster row everywhere. A heartbeat locks its own node row and nothing else.
 
 A token row that was locked is updated by its ``ctid``: it cannot have moved since, unless it was locked in a newer
 version than this statement sees; then the update misses it, and it is left for the next try as well. Conditions on
@@ -22,7 +23,7 @@ They are then under a name without a row, which the next plan repairs, at the la
 | refresh | nothing | nothing |
 | release, regain | own tokens (skip), cluster | the tokens have moved or not; the leader forces what has not |
 | snapshot, tokens | nothing | nothing |
-| publish | cluster, joining node rows, tokens (skip) | the plan is published whole or not at all |
+| publish | tokens (skip), cluster, joining node rows | the plan is published whole or not at all |
 | evict | cluster, rows of dead nodes, their claims and ephemeral locks | done whole or not at all |
 | leave | cluster, own node row, own claims and ephemeral locks | done, or the node is evicted later |
 """
@@ -59,7 +60,7 @@ class Statements:
                 f" AND ((l.classid::bigint << 32) | l.objid::bigint) = {key(name)} AND l.pid = {pid})"
             )
 
-        self.cluster = f"SELECT total_tokens, hash_function, incarnation, protocol_version FROM {cluster}"
+        self.cluster = f"SELECT total_tokens, hash_function, protocol_version FROM {cluster}"
 
         # -- the advisory lock that tells a crash at once ------------------------------------------------------
         self.lock_node = f"SELECT pg_catalog.pg_try_advisory_lock({key('$1::text')})"
@@ -100,6 +101,10 @@ class Statements:
                     next_epoch = NULL, drain_deadline = NULL
                 FROM mine, c WHERE t.ctid = mine.ctid)
             SELECT me.join_epoch, pg_notify({channel}, '') FROM me"""
+        # Claims of an earlier life of the name; whatever it still does under them is void.
+        self.void_claims = f"""
+            DELETE FROM {claim} WHERE task_id IN (SELECT task_id FROM {claim}
+                WHERE node = $1::text AND incarnation <> $2::uuid FOR UPDATE SKIP LOCKED)"""
 
         # Who leads: the oldest node that may. The oldest three are returned to everybody, so that each has its own
         # record of their heartbeats the moment it must replace them; all nodes to the one that leads.
@@ -116,9 +121,9 @@ class Statements:
                     n.heartbeat_timeout_sec, n.connection_grace_sec, n.rejoin_grace_sec,
                     CASE WHEN $5::bool THEN {held("n.name", "n.backend_pid")} END) AS line
                 FROM {node} n WHERE $4::bool OR n.name IN (SELECT name FROM oldest))
-            SELECT (SELECT state FROM me), c.epoch, c.revision,
+            SELECT (SELECT state FROM me), c.epoch, c.revision, c.pins_revision,
                 (SELECT json_agg(name) FROM oldest), (SELECT json_agg(line ORDER BY ordinal) FROM seen),
-                (SELECT count(*) FROM {node} WHERE state <> 'away'), c.incarnation
+                (SELECT count(*) FROM {node} WHERE state <> 'away')
             FROM {cluster} c"""
 
         self.members = f"SELECT json_agg(name ORDER BY ordinal) FROM {node} WHERE state <> 'away'"
@@ -134,7 +139,9 @@ class Statements:
             pins AS (
                 DELETE FROM {lock} WHERE task_id IN (SELECT task_id FROM {lock}
                     WHERE ephemeral AND created_by IN (SELECT name FROM dead) FOR UPDATE SKIP LOCKED)),
-            claims AS (DELETE FROM {claim} WHERE node = $1::text AND incarnation = $2::uuid)
+            claims AS (
+                DELETE FROM {claim} WHERE task_id IN (SELECT task_id FROM {claim}
+                    WHERE node = $1::text AND incarnation = $2::uuid FOR UPDATE SKIP LOCKED))
             SELECT pg_notify({channel}, '') FROM (SELECT name FROM away UNION ALL SELECT name FROM dead) gone"""
 
         # Each row is evicted only if it is just as the evidence against it says.
@@ -159,7 +166,9 @@ class Statements:
                 DELETE FROM {lock} WHERE task_id IN (SELECT task_id FROM {lock}
                     WHERE ephemeral AND created_by IN (SELECT name FROM dead) FOR UPDATE SKIP LOCKED)),
             claims AS (
-                DELETE FROM {claim} k USING gone WHERE k.node = gone.name AND k.incarnation = gone.incarnation)
+                DELETE FROM {claim} WHERE task_id IN (SELECT k.task_id FROM {claim} k
+                    JOIN gone ON k.node = gone.name AND k.incarnation = gone.incarnation
+                    FOR UPDATE OF k SKIP LOCKED))
             SELECT name, pg_notify({channel}, '') FROM (SELECT name FROM away UNION ALL SELECT name FROM dead) g"""
 
         # -- tokens of this node --------------------------------------------------------------------------------
@@ -177,8 +186,6 @@ class Statements:
                     count(*) FILTER (WHERE next_node = $1::text) AS coming,
                     count(*) FILTER (WHERE node = $1::text AND next_node IS NULL AND epoch < n.join_epoch) AS earlier
                 FROM {token} WHERE node = $1::text OR next_node = $1::text) t ON true"""
-        # The cluster row comes last in the two that follow, and only if there is something to do: owners that release
-        # at the same time wait for each other only for as long as it takes to write, and a try in vain moves no epoch.
         self.regain = f"""
             WITH mine AS (
                 SELECT t.ctid FROM {node} n JOIN {token} t ON t.node = n.name AND t.epoch < n.join_epoch
@@ -209,16 +216,24 @@ class Statements:
             SELECT node, count, CASE WHEN node IS NOT NULL THEN pg_notify({names.node_channel_sql("node")}, '') END
             FROM (SELECT node, count(*) FROM moved GROUP BY node) AS m"""
 
+        # Ephemeral pins whose creator has gone while nobody could delete them, or has never joined after all.
+        orphaned = (
+            f"ephemeral AND created_at < clock_timestamp() - interval '1 minute'"
+            f" AND NOT EXISTS (SELECT 1 FROM {node} n WHERE n.name = created_by)"
+        )
+
         # -- the plan -------------------------------------------------------------------------------------------
         self.snapshot = f"""
-            SELECT c.revision, clock_timestamp(),
+            SELECT c.revision, c.pins_revision, clock_timestamp(),
                 (SELECT json_agg(json_build_array(name, weight, state) ORDER BY ordinal) FROM {node}),
                 (SELECT json_agg(json_build_array(token_id, node_patterns)) FROM {lock}
                     WHERE expires_at IS NULL OR expires_at > clock_timestamp()),
                 (SELECT extract(epoch FROM min(expires_at) - clock_timestamp()) FROM {lock}
                     WHERE expires_at > clock_timestamp()),
-                c.total_tokens
+                EXISTS (SELECT 1 FROM {lock} WHERE {orphaned})
             FROM {cluster} c"""
+        self.drop_orphaned_pins = f"""
+            DELETE FROM {lock} WHERE task_id IN (SELECT task_id FROM {lock} WHERE {orphaned} FOR UPDATE SKIP LOCKED)"""
         # A mark may be forced once its deadline has passed and the owner has said that it has applied it.
         self.tokens = f"""
             SELECT t.node, t.next_node,
@@ -226,38 +241,43 @@ class Statements:
                 array_agg(t.token_id), extract(epoch FROM min(t.drain_deadline) - clock_timestamp())
             FROM {token} t LEFT JOIN {node} n ON n.name = t.node AND n.state <> 'away'
             GROUP BY 1, 2, 3"""
+        # kind: 0 give at once what has no live owner, 1 mark, 2 take a mark back, 3 force an overdue mark. Whether a
+        # mark may be forced is asked again here: it may have been taken back and made anew since it was read.
         self.publish = f"""
-            WITH me AS (SELECT ordinal FROM {node} WHERE name = $1::text AND incarnation = $2::uuid AND can_lead),
+            WITH me AS (
+                SELECT 1 FROM {node} m WHERE name = $1::text AND incarnation = $2::uuid AND can_lead
+                    AND NOT EXISTS (SELECT 1 FROM {node} o
+                        WHERE o.can_lead AND o.state <> 'away' AND o.ordinal < m.ordinal)),
+            step AS (
+                SELECT r.low, r.high, ($9::text[])[r.source] AS source, ($9::text[])[r.marked] AS marked,
+                    r.kind, ($9::text[])[r.target] AS target
+                FROM unnest($5::int[], $6::int[], $7::int[], $8::int[], $10::int[], $11::int[])
+                        AS r (low, high, source, marked, kind, target)),
+            free AS (
+                SELECT t.ctid, s.kind, s.target FROM step s JOIN {token} t ON t.token_id BETWEEN s.low AND s.high
+                WHERE EXISTS (SELECT 1 FROM me) AND t.node IS NOT DISTINCT FROM s.source
+                    AND t.next_node IS NOT DISTINCT FROM s.marked
+                    AND (s.kind <> 3 OR (t.drain_deadline < clock_timestamp() AND t.next_epoch
+                        <= (SELECT n.applied_epoch FROM {node} n WHERE n.name = s.source AND n.state <> 'away')))
+                FOR UPDATE OF t SKIP LOCKED),
             c AS (
                 UPDATE {cluster} SET epoch = epoch + 1
                 WHERE revision = $3::bigint AND EXISTS (SELECT 1 FROM me)
-                    AND NOT EXISTS (SELECT 1 FROM {node} o, me
-                        WHERE o.can_lead AND o.state <> 'away' AND o.ordinal < me.ordinal)
+                    AND ((SELECT count(*) FROM free) > 0 OR cardinality($4::text[]) > 0)
                 RETURNING epoch),
             joined AS (
                 UPDATE {node} n SET state = 'active' FROM c WHERE n.name = ANY ($4::text[]) AND n.state = 'joining'),
-            step AS (
-                SELECT g.token_id, ($9::text[])[r.source] AS source, ($9::text[])[r.marked] AS marked,
-                    r.kind, ($9::text[])[r.target] AS target
-                FROM unnest($5::int[], $6::int[], $7::int[], $8::int[], $10::int[], $11::int[])
-                        AS r (low, high, source, marked, kind, target),
-                    generate_series(r.low, r.high) AS g (token_id)),
-            free AS (
-                SELECT t.ctid, s.kind, s.target FROM step s JOIN {token} t ON t.token_id = s.token_id
-                WHERE EXISTS (SELECT 1 FROM c) AND t.node IS NOT DISTINCT FROM s.source
-                    AND t.next_node IS NOT DISTINCT FROM s.marked
-                FOR UPDATE OF t SKIP LOCKED),
             done AS (
                 UPDATE {token} t SET
-                    node = CASE WHEN f.kind = 0 THEN f.target ELSE t.node END,
-                    epoch = CASE WHEN f.kind = 0 THEN c.epoch ELSE t.epoch END,
-                    assigned_at = CASE WHEN f.kind = 0 THEN clock_timestamp() ELSE t.assigned_at END,
+                    node = CASE WHEN f.kind IN (0, 3) THEN f.target ELSE t.node END,
+                    epoch = CASE WHEN f.kind IN (0, 3) THEN c.epoch ELSE t.epoch END,
+                    assigned_at = CASE WHEN f.kind IN (0, 3) THEN clock_timestamp() ELSE t.assigned_at END,
                     next_node = CASE WHEN f.kind = 1 THEN f.target END,
                     next_epoch = CASE WHEN f.kind = 1 THEN c.epoch END,
                     drain_deadline = CASE WHEN f.kind = 1
                         THEN clock_timestamp() + $12::float8 * interval '1 second' END
                 FROM free f, c WHERE t.ctid = f.ctid RETURNING f.kind),
-            tally AS (SELECT count(*) AS steps, count(*) FILTER (WHERE kind < 2) AS moved FROM done),
+            tally AS (SELECT count(*) AS steps, count(*) FILTER (WHERE kind IN (0, 1)) AS moved FROM done),
             note AS (
                 INSERT INTO {rebalance} (triggered_at, trigger_reason, leader_node, nodes_before, nodes_after,
                     tokens_moved, duration_ms, epoch)
@@ -267,3 +287,4 @@ class Statements:
             SELECT c.epoch, tally.steps, tally.moved,
                 (SELECT count(pg_notify(channel, '')) FROM unnest($17::text[]) AS channel)
             FROM c, tally"""
+        self.revision = f"SELECT revision FROM {cluster}"

@@ -16,7 +16,7 @@ class Waker:
         self.descriptor, self._write = os.pipe()
         os.set_blocking(self.descriptor, False)
         os.set_blocking(self._write, False)
-        self._guard = threading.Lock()
+        self._guard = threading.RLock()  # a signal handler may stop the job in the middle of a wake
         self._open = True
 
     def wake(self) -> None:

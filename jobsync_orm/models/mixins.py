@@ -107,6 +107,7 @@ class ClusterMixin:
     hash_function = _required(Text())
     epoch = _required(BigInteger(), server_default=text("0"))
     revision = _required(BigInteger(), server_default=text("0"))
+    pins_revision = _required(BigInteger(), server_default=text("0"))
     incarnation = _required(UUID)
     protocol_version = _required(Integer())
 

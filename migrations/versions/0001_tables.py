@@ -56,6 +56,7 @@ def upgrade(names: Names, total_tokens: int, hash_function: str) -> None:
         column("hash_function", text),
         column("epoch", bigint, default="0"),
         column("revision", bigint, default="0"),
+        column("pins_revision", bigint, default="0"),
         column("incarnation", uuid),
         column("protocol_version", integer),
         sa.CheckConstraint("id = 1", name=f"{names.bare('cluster')}_id_check"),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobsync_orm.coordinator.leadership import GRANT, MARK, UNMARK, Group, Step, _runs, steps_of
+from jobsync_orm.coordinator import leadership
+from jobsync_orm.coordinator.leadership import FORCE, GRANT, MARK, UNMARK, Group, Step, _batches, _runs, steps_of
 from jobsync_orm.coordinator.statements import PARK
 from jobsync_orm.planner import Member
 
@@ -41,7 +43,7 @@ def test_a_hand_off_under_way_is_not_started_anew() -> None:
 
 def test_an_overdue_hand_off_is_forced() -> None:
     groups = [Group("a", None, False, [0, 1]), Group("a", "b", True, [2, 3])]
-    assert flat(steps_of(groups, [A, B], [], {})) == {2: (GRANT, "b"), 3: (GRANT, "b")}
+    assert flat(steps_of(groups, [A, B], [], {})) == {2: (FORCE, "b"), 3: (FORCE, "b")}
 
 
 def test_mark_towards_a_dead_node_is_withdrawn_or_redirected() -> None:
@@ -64,7 +66,7 @@ def test_pinned_to_nobody_is_parked_in_two_phases() -> None:
     marked = [Group("a", None, False, [0]), Group("a", PARK, False, [1])]
     assert steps_of(marked, [A], [], pins) == []
     overdue = [Group("a", None, False, [0]), Group("a", PARK, True, [1])]
-    assert flat(steps_of(overdue, [A], [], pins)) == {1: (GRANT, None)}
+    assert flat(steps_of(overdue, [A], [], pins)) == {1: (FORCE, None)}
     assert flat(steps_of(marked, [A], [], {})) == {1: (UNMARK, None)}, "the pin is gone"
     parked = [Group("a", None, False, [0]), Group(None, None, False, [1])]
     assert steps_of(parked, [A], [], pins) == []
@@ -118,8 +120,9 @@ def test_carried_out_the_steps_lead_to_a_state_that_needs_none(
             for token in step.tokens:
                 node, mark, _ = state[token]
                 assert (node, mark) == (step.source, step.marked)
-                if step.kind == GRANT:
-                    assert node not in ("a", "b") or state[token][2], "a live owner lets go itself unless overdue"
+                if step.kind in (GRANT, FORCE):
+                    assert (node in ("a", "b")) == (step.kind == FORCE)
+                    assert step.kind == GRANT or state[token][2], "a live owner lets go itself unless overdue"
                     state[token] = (step.target, None, False)
                 elif step.kind == MARK:
                     state[token] = (node, step.target, False)
@@ -139,3 +142,13 @@ def test_runs_are_the_same_tokens(tokens: set[int]) -> None:
     ranges = _runs(sorted(tokens))
     assert {token for low, high in ranges for token in range(low, high + 1)} == tokens
     assert all(b > a + 1 for (_, a), (b, _) in itertools.pairwise(ranges))
+
+
+def test_batches_are_the_same_steps_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leadership, "BATCH_TOKENS", 10)
+    steps = [Step(range(25), "a", None, MARK, "b"), Step(range(25, 29), "a", None, MARK, "c")]
+    batches = _batches(steps)
+    assert [sum(len(step.tokens) for step in batch) for batch in batches] == [10, 10, 9]
+    assert [token for batch in batches for step in batch for token in step.tokens] == list(range(29))
+    assert flat([step for batch in batches for step in batch]) == flat(steps)
+    assert _batches([]) == []
