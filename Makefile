@@ -5,7 +5,7 @@ VENV   ?= .venv
 RUN     = $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench chaos clean
+.PHONY: help demo test lint format bench clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -92,7 +92,14 @@ def not_ready(config: CoordinationConfig) -> SchemaNotReady:
 
 
 def check_settings(config: CoordinationConfig, row: Sequence[object] | None) -> None:
-    """Compare ``config`` with the cluster's row: ``total_tokens, hash_function, protocol_version``; None: there is none.
+    """Compare ``config`` with the cluster's row.
+
+    Parameters
+    ----------
+    config : CoordinationConfig
+        What this node was told.
+    row : sequence, optional
+        ``total_tokens, hash_function, protocol_version``; None if there is no row.
 
     Raises
     ------

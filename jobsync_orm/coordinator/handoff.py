@@ -60,6 +60,7 @@ class Handoff:
         self._earlier = False
         self._told = False
         self._retry = RETRY_FIRST_SEC
+        self.coming = False  # whether tokens are on their way here
         self.known_epoch = 0  # of the view this life of the node has taken
         self.release_at = float("inf")
         self.first_rebalance: Delivery | None = None
@@ -86,6 +87,7 @@ class Handoff:
             self._retry = RETRY_FIRST_SEC
             self.release_at = now() if draining or has_earlier else float("inf")
         self._draining, self._marks, self._earlier = draining, parse_array(marks), has_earlier
+        self.coming = coming not in (None, "0")
         self._tell(gained, lost, draining, epoch)
         return Refreshed(state, len(owned), int(coming or 0))
 

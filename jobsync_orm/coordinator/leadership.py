@@ -34,8 +34,9 @@ PLAN_GAP_SEC = 0.1
 # Tokens that were skipped because an application's transaction held their rows are tried again after these times.
 RETRY_FIRST_SEC, RETRY_MOST_SEC = 0.25, 2.0
 
-# The tokens of one publishing statement: it must take much less time than a heartbeat may be late.
-BATCH_TOKENS = 100_000
+# The tokens of one publishing statement: it must take much less time than a heartbeat may be late (about 2 s here), but
+# each batch makes its owners read their tokens anew.
+BATCH_TOKENS = 400_000
 
 # A leader whose plan is in force makes it again after this time, for what no change of the revision has announced.
 RECONCILE_SEC = 30.0

@@ -36,7 +36,8 @@ def allowed_nodes(pins: Iterable[tuple[int, Sequence[str]]], names: Collection[s
     ranks: dict[tuple[str, ...], dict[str, int]] = {}
     by_token: dict[int, list[tuple[str, ...]]] = {}
     for token, patterns in pins:
-        by_token.setdefault(token, []).append(tuple(patterns))
+        # Something else than a list has been written past register_lock; it matches nobody.
+        by_token.setdefault(token, []).append(tuple(patterns) if isinstance(patterns, list | tuple) else ())
     choice: dict[tuple[tuple[str, ...], ...], frozenset[str]] = {}
     allowed = {}
     for token, lists in by_token.items():

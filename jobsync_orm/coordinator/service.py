@@ -361,7 +361,7 @@ class Coordinator:
         self.last_beat_at = time.time()
         # An answer shows that the connection worked when the question was sent.
         self._look(beat.sent_at)
-        if beat.epoch != self._handoff.known_epoch:
+        if beat.epoch != self._handoff.known_epoch or self._handoff.coming:
             # The lease is renewed for the view as the database has it now; see to it that this is the view.
             self._refresh_due = True
         self._next_beat = now() + self._beat_gap()

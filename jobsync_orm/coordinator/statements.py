@@ -6,9 +6,9 @@ compare-and-set; executed late, twice or by a process that was thought dead, it 
 
 Lock order: the cluster row, which is the planning mutex; node rows; token rows; lock and claim rows. Token rows are
 always taken with ``SKIP LOCKED`` (one that an application's transaction holds is in use and is left for the next try),
-so nobody waits for them, and what writes tokens takes the cluster row last, and only if there is something to write:
-owners that release at the same time wait for each other only for as long as writing takes, and a try in vain moves no
-epoch. Node rows are taken after the cluster row everywhere. A heartbeat locks its own node row and nothing else.
+so nobody waits for them, and what writes tokens takes the cluster row after them, and only if there is something to
+write: a try in vain moves no epoch. Node rows are taken after the cluster row everywhere. A heartbeat locks its own
+node row and nothing else.
 
 A token row that was locked is updated by its ``ctid``: it cannot have moved since, unless it was locked in a newer
 version than this statement sees; then the update misses it, and it is left for the next try as well. Conditions on
@@ -21,7 +21,8 @@ They are then under a name without a row, which the next plan repairs, at the la
 | beat | own node row | executed or not; the answer is lost, so the lease is not extended |
 | register | cluster, own node row, own tokens (skip) | the row gets no heartbeat and is evicted like any dead node |
 | refresh | nothing | nothing |
-| release, regain | own tokens (skip), cluster | the tokens have moved or not; the leader forces what has not |
+| release | own draining tokens (skip) | the tokens have moved or not; the leader forces what has not |
+| regain | own tokens (skip), cluster | done, or tried again |
 | snapshot, tokens | nothing | nothing |
 | publish | tokens (skip), cluster, joining node rows | the plan is published whole or not at all |
 | evict | cluster, rows of dead nodes, their claims and ephemeral locks | done whole or not at all |
@@ -197,6 +198,8 @@ class Statements:
                 UPDATE {token} t SET epoch = c.epoch, assigned_at = clock_timestamp()
                 FROM mine, c WHERE t.ctid = mine.ctid RETURNING t.token_id)
             SELECT count(*) FROM again"""
+        # The new owner gets the token at the epoch of the mark: what the old owner began on it, it began before it knew
+        # that epoch. So no release touches the cluster row, owners release side by side, and nobody else has to look.
         self.release = f"""
             WITH free AS (
                 SELECT t.ctid FROM {token} t
@@ -207,12 +210,10 @@ class Statements:
                         OR EXISTS (SELECT 1 FROM {node} n WHERE n.name = t.next_node AND n.state <> 'away'))
                     AND NOT EXISTS (SELECT 1 FROM {claim} k WHERE k.token_id = t.token_id AND k.node = $1::text)
                 FOR UPDATE OF t SKIP LOCKED),
-            c AS (
-                UPDATE {cluster} SET epoch = epoch + 1 WHERE (SELECT count(*) FROM free) > 0 RETURNING epoch),
             moved AS (
-                UPDATE {token} t SET node = nullif(t.next_node, '{PARK}'), epoch = c.epoch,
+                UPDATE {token} t SET node = nullif(t.next_node, '{PARK}'), epoch = t.next_epoch,
                     assigned_at = clock_timestamp(), next_node = NULL, next_epoch = NULL, drain_deadline = NULL
-                FROM free, c WHERE t.ctid = free.ctid RETURNING t.node)
+                FROM free WHERE t.ctid = free.ctid RETURNING t.node)
             SELECT node, count, CASE WHEN node IS NOT NULL THEN pg_notify({names.node_channel_sql("node")}, '') END
             FROM (SELECT node, count(*) FROM moved GROUP BY node) AS m"""
 

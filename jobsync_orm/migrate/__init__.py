@@ -81,6 +81,9 @@ __all__ = [
     "upgrade",
 ]
 
+# The newest revision, known without Alembic, whose import takes longer than the rest of a start.
+HEAD = "0001"
+
 # Alembic's commands work through module-level proxies. Taken after the advisory lock, never before it: a
 # thread that waits for the database must not keep other threads from theirs.
 _alembic = threading.RLock()
@@ -125,6 +128,10 @@ def upgrade(
     """
     cluster = target(bind, appname, schema, total_tokens, hash_function)
     with transaction(bind) as connection:
+        if revision in ("head", HEAD) and current_revision(connection, cluster.names) == HEAD:
+            # Thirty workers that start together need not take turns, nor import Alembic, to find nothing to do.
+            _settle(connection, cluster)
+            return
         _serialise(connection, cluster)
         _run(connection, cluster, "upgrade", revision)
 

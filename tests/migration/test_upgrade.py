@@ -327,13 +327,13 @@ def test_upgrade_without_the_right_to_create_says_so(empty: Engine, role: Role) 
         migrate.upgrade(engine, schema="mine")
 
 
-def test_within_another_alembic_environment_it_is_refused(engine: Engine) -> None:
+def test_within_another_alembic_environment_it_is_refused(empty: Engine) -> None:
     config = Config()
     config.set_main_option("script_location", str(migrate.migrations_path()))
     theirs = EnvironmentContext(config, ScriptDirectory.from_config(config))
     with theirs, pytest.raises(ConfigurationError, match="while another Alembic environment runs"):
-        migrate.upgrade(engine)
-    migrate.upgrade(engine)
+        migrate.upgrade(empty)
+    migrate.upgrade(empty)
 
 
 def test_the_applications_own_version_is_not_touched(empty: Engine) -> None:
@@ -359,3 +359,17 @@ def test_missing_migrations_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(migrate, "__file__", str(tmp_path / "jobsync_orm" / "migrate" / "__init__.py"))
     with pytest.raises(SchemaNotReady, match="install jobsync-orm again"):
         migrate.migrations_path()
+
+
+def test_head_is_known_without_alembic() -> None:
+    assert migrate.head() == migrate.HEAD
+
+
+def test_nothing_to_do_does_not_wait_for_another_upgrade(engine: Engine) -> None:
+    """A crowd of workers that start on ready tables do not take turns."""
+    key = Names().advisory_key("migrate")
+    with engine.connect() as other:
+        other.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": key})
+        migrate.upgrade(engine)
+        with pytest.raises(ClusterMismatch):
+            migrate.upgrade(engine, total_tokens=5)

@@ -66,3 +66,18 @@ def test_after_each_call_the_loop_is_told() -> None:
     assert told.wait(30)
     assert delivery.done.is_set()
     assert callback.finish(30)
+
+
+def test_one_that_ends_its_thread_does_not_end_the_calls(caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[object] = []
+
+    def leaving(event: object) -> None:
+        seen.append(event)
+        raise SystemExit(1)
+
+    callback = Callback("on_test", leaving, lambda: None)
+    callback.send(1)
+    callback.send(2)
+    assert callback.finish(5)
+    assert seen == [1, 2]
+    assert "on_test raised" in caplog.text

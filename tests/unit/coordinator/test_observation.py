@@ -90,3 +90,11 @@ def test_resting_node_is_over_when_its_grace_has_passed(observer: Observer) -> N
 def test_only_those_asked_about_are_convicted(observer: Observer) -> None:
     watch(observer, [(0, NODE), (1, free()), (3, free())])
     assert observer.dead(3, ["w3"]) == []
+
+
+def test_freed_locks_convict_nobody_where_they_are_not_trusted() -> None:
+    distrustful = Observer(patience_sec=11, trust_freed_locks=False)
+    assert watch(distrustful, [(0, NODE), (1, free()), (5, free())]) == []
+    assert not distrustful.suspects
+    looks = [(at, replace(free(), age_sec=at)) for at in (10.0, 15.5)]
+    assert watch(distrustful, looks) == [Evidence("w2", "life-1", "beat-1", freed=False)], "silence does"
