@@ -32,6 +32,8 @@ class Item(TokenOwned, Base):
     done_by: Mapped[str | None]
 
 
+if len(sys.argv) != 2:
+    sys.exit("usage: two_terminals.py WORKER-NAME")
 name = sys.argv[1]
 # A real PostgreSQL in this folder: the first worker starts it, the last one to leave stops it.
 config = CoordinationConfig.embedded(".jobsync/pg")

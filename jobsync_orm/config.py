@@ -162,6 +162,8 @@ class CoordinationConfig:
             ("port", 1, 65_535),
         ):
             value = getattr(self, name)
+            if isinstance(value, str):  # not shown: it may well be a URL with a password
+                raise ConfigurationError(f"{name} must be a whole number, not text: settings are named, as in url=...")
             if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
                 raise ConfigurationError(f"{name}={value!r} must be a whole number from {low} to {high}")
         for name, low_f in (
@@ -215,7 +217,12 @@ class CoordinationConfig:
             try:
                 url = make_url(self.url)
             except ArgumentError as error:
-                raise ConfigurationError("url is not a database URL; expected postgresql+psycopg://...") from error
+                raise ConfigurationError(
+                    "url is not a database URL (not shown, it may hold a password): expected "
+                    "postgresql+psycopg://user:password@host:port/dbname"
+                ) from error
+            if url.drivername == "postgres":  # as some hosting services write it
+                url = url.set(drivername=DRIVER)
             return url.set(drivername=DRIVER) if url.get_backend_name() == "postgresql" else url
         return URL.create(DRIVER, self.user, self.password, self.host, self.port, self.dbname)
 

@@ -92,6 +92,11 @@ class Job:
             date = date.date()
         elif date is not None and not isinstance(date, datetime.date):
             raise TypeError(f"date must be None, datetime.date or datetime.datetime, not {type(date).__name__}")
+        if not isinstance(coordination_config, CoordinationConfig | None):
+            raise ConfigurationError(
+                f"Job needs a CoordinationConfig, not {type(coordination_config).__name__}: "
+                "write CoordinationConfig(url=...) or CoordinationConfig(engine=...)"
+            )
         self.node_name = node_name
         self.coordination_config = coordination_config
         self._wait_on_enter = abs(wait_on_enter)
@@ -102,7 +107,7 @@ class Job:
         self._on_revoke = on_revoke
         self._date = date
         self._lifecycle = threading.RLock()
-        self._stopped = False
+        self._stopped = self._given_up = False
         self._pid = os.getpid()
         self._coordinator: Coordinator | None = None
         config = coordination_config
@@ -137,6 +142,7 @@ class Job:
         if config is None:
             return self
         with self._lifecycle:
+            self._pid = os.getpid()  # a job made before a fork lives in the process that starts it
             if self._coordinator is not None or self._stopped:
                 raise NotRunning(f"{self.node_name} has been started or stopped before; make a new Job for a new start")
             self._coordinator = Coordinator(config, self.node_name, self._on_rebalance, self._on_revoke)
@@ -153,7 +159,11 @@ class Job:
                 self.clear_locks_by_creator(self.node_name)
             if self._lock_provider is not None:
                 self._lock_provider(self)
+            if self._given_up:
+                raise NotRunning(f"{self.node_name} was stopped while it was starting")
             self._coordinator.start(max(0.0, deadline - time.monotonic()))
+            if self._given_up:
+                raise NotRunning(f"{self.node_name} was stopped while it was starting")
         except BaseException:
             self.stop()
             raise
@@ -212,12 +222,12 @@ class Job:
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
-            # The thread cannot be cancelled: end the job under it, let it end, and make sure of it.
-            coordinator = self._coordinator
-            if coordinator is not None:
-                await asyncio.to_thread(coordinator.stop)
+            # The thread cannot be cancelled, and there may be no other one to spare: tell start() to give up, which
+            # leaves the cluster, and wait for it.
+            self._given_up = True
+            if self._coordinator is not None:
+                self._coordinator.give_up()
             await asyncio.gather(starting, return_exceptions=True)
-            await asyncio.to_thread(self.stop)
             raise
 
     async def __aexit__(
@@ -226,6 +236,13 @@ class Job:
         if self._wait_on_exit and self.coordination_config is not None and exc_type is None:
             await asyncio.sleep(self._wait_on_exit)
         await asyncio.to_thread(self.stop)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether this job may own rows: it has been started and not stopped. Always True in standalone mode."""
+        if self.coordination_config is None:
+            return True
+        return self._coordinator is not None and self._coordinator.state not in ("new", "stopped")
 
     def _running(self) -> Coordinator:
         if self._coordinator is None:
@@ -448,6 +465,11 @@ class Job:
         key = task_key(id)
         return Pin(key, self._token_of(id), patterns_of(key, node_patterns), reason)
 
+    def clear_lock(self, task_id: Task | Any) -> bool:
+        """Delete the pin of one task. Returns whether there was one; False in standalone mode."""
+        key = task_key(task_id.id if isinstance(task_id, Task) else task_id)
+        return self.coordination_config is not None and self._pin_board().clear_task(key) > 0
+
     def clear_locks_by_creator(self, creator: str) -> int:
         """Delete the pins that the node ``creator`` registered. Returns how many; 0 in standalone mode."""
         return 0 if self.coordination_config is None else self._pin_board().clear_by_creator(creator)
@@ -518,9 +540,9 @@ class Job:
         -------
         dict
             ``{"coordination_enabled": False}`` in standalone mode; otherwise also ``node_name``, ``state`` (``new``,
-            ``active``, ``reconnecting``, ``leaving`` or ``stopped``), ``is_leader``, ``my_tokens`` (count),
-            ``token_version``, ``total_tokens``, ``last_heartbeat`` (datetime, UTC, or None), and of the cluster
-            ``active_nodes``, ``parked_tokens``, ``draining_tokens`` (counts) and ``recent_events`` (the last 20
+            ``joining``, ``active``, ``reconnecting``, ``leaving`` or ``stopped``), ``is_leader``, ``my_tokens``
+            (count), ``token_version``, ``total_tokens``, ``last_heartbeat`` (datetime, UTC, or None), and of the
+            cluster ``active_nodes``, ``parked_tokens``, ``draining_tokens`` (counts) and ``recent_events`` (the last 20
             rebalances, newest first).
         """
         reader = self._reader()

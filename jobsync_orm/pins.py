@@ -53,6 +53,8 @@ def patterns_of(task_id: str, node_patterns: str | Sequence[str]) -> tuple[str, 
     for pattern in patterns:
         if not isinstance(pattern, str):
             raise InvalidPattern(f"task {task_id!r}: node pattern {pattern!r} is no text")
+        if not pattern:
+            raise InvalidPattern(f"task {task_id!r}: an empty node pattern matches no node; '%' matches every node")
         compile_pattern(pattern)  # cached, so that ten thousand pins to one pattern check it once
     return patterns
 
@@ -95,6 +97,7 @@ class PinBoard:
                 created_at = excluded.created_at, created_by = excluded.created_by,
                 expires_at = excluded.expires_at, ephemeral = excluded.ephemeral""")
         self._clear_by = text(f"DELETE FROM {lock} WHERE created_by = :creator")
+        self._clear_task = text(f"DELETE FROM {lock} WHERE task_id = :task_id")
         self._clear_all = text(f"DELETE FROM {lock}")
         self._list = text(f"""
             SELECT task_id, node_patterns, reason, created_at, created_by, expires_at FROM {lock}
@@ -139,6 +142,10 @@ class PinBoard:
     def clear_by_creator(self, creator: str) -> int:
         """Delete the pins one node created. Returns how many."""
         return self._clear(self._clear_by, {"creator": creator})
+
+    def clear_task(self, task_id: str) -> int:
+        """Delete the pin of one task. Returns how many, 0 or 1."""
+        return self._clear(self._clear_task, {"task_id": task_id})
 
     def clear_all(self) -> int:
         """Delete every pin. Returns how many."""

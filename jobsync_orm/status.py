@@ -44,7 +44,7 @@ class ClusterReader:
         except ProgrammingError as error:
             if getattr(error.orig, "sqlstate", None) not in MISSING:
                 raise
-            raise not_ready(config) from error
+            raise not_ready(config) from None
         check_settings(config, rows[0] if rows else None)
 
     def active_nodes(self) -> list[dict[str, Any]]:

@@ -74,7 +74,7 @@ class Admission:
         except StatementFailed as failed:
             if failed.sqlstate not in MISSING:
                 raise
-            raise not_ready(self._config) from failed
+            raise not_ready(self._config) from None
         check_settings(self._config, rows[0] if rows else None)
 
 

@@ -12,6 +12,7 @@ were read; tokens released by their owners meanwhile are left for the next round
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -23,6 +24,8 @@ from jobsync_orm.naming import Names
 from jobsync_orm.planner import Member, Plan, plan
 
 __all__ = ["Group", "Leadership", "Outcome", "Step", "steps_of"]
+
+logger = logging.getLogger("jobsync_orm")
 
 # Seconds for statements that may touch every token.
 HEAVY_SEC = 30.0
@@ -107,6 +110,7 @@ class Leadership:
         self._planned_at = 0.0
         self._retry = RETRY_FIRST_SEC
         self._under_way: _Planned | None = None
+        self._parked: set[int] = set()
         self.oldest: list[str] = []
 
     @property
@@ -202,12 +206,13 @@ class Leadership:
         self._planned_at = now()
         (snapshot,) = session.execute(self._sql.snapshot, timeout=HEAVY_SEC)
         revision, pins_revision, started, members_text, pins_text, expiry, orphaned = snapshot
+        later = now() + RECONCILE_SEC
         if orphaned == "t":
             session.execute(self._sql.drop_orphaned_pins, timeout=HEAVY_SEC)
+            later = now() + PLAN_GAP_SEC  # this snapshot still has them
         self._planned_revisions = self._seen_revisions = (int(revision or 0), int(pins_revision or 0))
         members: list[tuple[str, int, str]] = json.loads(members_text or "[]") or []
         pins: list[tuple[int, list[str]]] = json.loads(pins_text or "[]") or []
-        later = now() + RECONCILE_SEC
         if expiry is not None:
             later = min(later, now() + float(expiry) + 0.01)
         active = [Member(name, weight) for name, weight, state in members if state != "away"]
@@ -219,7 +224,9 @@ class Leadership:
             if left is not None:
                 later = min(later, now() + max(float(left), RETRY_FIRST_SEC) + 0.01)
         names = {member.name for member in active}
-        steps = steps_of(groups, active, resting, allowed_nodes(pins, names))
+        allowed = allowed_nodes(pins, names)
+        self._report_parked({token for token, nodes in allowed.items() if not nodes}, pins)
+        steps = steps_of(groups, active, resting, allowed)
         planned = _Planned(
             revision,
             started,
@@ -232,6 +239,18 @@ class Leadership:
         )
         self._planned_members = names
         return planned
+
+    def _report_parked(self, parked: set[int], pins: Sequence[tuple[int, list[str]]]) -> None:
+        """Say once which pins keep tokens from everybody."""
+        if new := parked - self._parked:
+            patterns = sorted({str(patterns) for token, patterns in pins if token in new})
+            logger.warning(
+                "%d tokens rest because their pins match no live node: %s%s",
+                len(parked),
+                ", ".join(patterns[:3]),
+                ", ..." if len(patterns) > 3 else "",
+            )
+        self._parked = parked
 
     def _publish(self, session: Session, incarnation: str, planned: _Planned, steps: Sequence[Step]) -> Outcome | None:
         index: dict[str | None, int | None] = {None: None}

@@ -47,7 +47,10 @@ RECONNECT_FIRST_SEC, RECONNECT_MOST_SEC = 0.05, 1.0
 FAILED_SEC = 0.5
 
 # What waiting will not mend. (A server that speaks another language is found out by the deadline.)
-_REFUSED = re.compile(r"authentication failed|does not exist|no pg_hba.conf entry|could not translate host name")
+_REFUSED = re.compile(
+    r"authentication failed|does not exist|no pg_hba.conf entry|no password supplied|could not translate host name"
+    r"|failed to resolve host|Name or service not known"
+)
 
 # Longest that entering waits for the rest of its tokens once it has some.
 SLOW_OWNER_SEC = 1.0
@@ -121,6 +124,7 @@ class Coordinator:
         self._failure: BaseException | None = None
         self._deadline = 0.0
         self._unreachable = ""
+        self._warned = False
         self._state = "new"
         self.live_nodes = 0
         self.last_beat_at: float | None = None  # time.time() of the last acknowledged heartbeat, for people
@@ -147,7 +151,7 @@ class Coordinator:
 
     @property
     def state(self) -> str:
-        """``new``, ``active``, ``reconnecting``, ``leaving`` or ``stopped``."""
+        """``new``, ``joining``, ``active``, ``reconnecting``, ``leaving`` or ``stopped``."""
         return self._state
 
     def start(self, wait_sec: float) -> None:
@@ -164,6 +168,7 @@ class Coordinator:
         self._deadline = now() + wait_sec
         with self._starting:
             if not self._stop.is_set():
+                self._state = "joining"
                 self._thread.start()
         if self._thread.ident is not None:
             self._entered.wait()
@@ -176,10 +181,14 @@ class Coordinator:
             # Do not hand out tasks before the application has heard of its tokens; nor wait for it without end.
             first.done.wait(max(0.0, min(self._deadline - now(), self._config.callback_timeout_sec)))
 
-    def stop(self) -> None:
-        """Leave the cluster and end the loop. Returns once the tokens are without owner, or a deadline has passed."""
+    def give_up(self) -> None:
+        """Make the loop end, without waiting for it."""
         self._stop.set()
         self.wake()
+
+    def stop(self) -> None:
+        """Leave the cluster and end the loop. Returns once the tokens are without owner, or a deadline has passed."""
+        self.give_up()
         with self._starting:
             started = self._thread.ident is not None
         if not started:
@@ -267,6 +276,10 @@ class Coordinator:
             self._unreachable = str(lost)
             if first and _REFUSED.search(self._unreachable):
                 raise ConfigurationError(f"{self._name}: {lost}") from lost
+            if first and not self._warned:
+                self._warned = True
+                left = self._deadline - now()
+                logger.warning("%s: %s; trying again for up to %.0f s (wait_on_enter)", self._name, lost, left)
             raise
         self._admission.check(self._session, self._membership.answer_sec)
         if self._membership.incarnation:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import signal
 import sys
 import sysconfig
 import warnings
@@ -64,5 +65,6 @@ def count_all(root: Path, paths: Iterable[str]) -> dict[str, Counts]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the demo, which ends this process
     os.nice(10)  # beside the workers, not before them
     json.dump(count_all(Path(sys.argv[1]), json.load(sys.stdin)), sys.stdout)

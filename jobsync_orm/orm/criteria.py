@@ -11,15 +11,28 @@ is not matched, and neither is one that its owner has been asked to hand over (`
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
-from sqlalchemy import Integer, Select, Text, and_, column, inspect, select, table, true
+from sqlalchemy import (
+    BindParameter,
+    Integer,
+    Select,
+    TableClause,
+    Text,
+    and_,
+    bindparam,
+    column,
+    inspect,
+    select,
+    table,
+    true,
+)
 from sqlalchemy.orm import Mapper
 from sqlalchemy.orm.util import AliasedInsp
 from sqlalchemy.sql.expression import ColumnElement
 
-from jobsync_orm.exceptions import ConfigurationError, FilterNotApplicable
+from jobsync_orm.exceptions import ConfigurationError, FilterNotApplicable, NotRunning
 from jobsync_orm.naming import DEFAULT_APPNAME, Names
 
 __all__ = ["Owner", "owned_by"]
@@ -60,15 +73,21 @@ def owned_by(entity: Any, job: Owner) -> ColumnElement[bool]:
     FilterNotApplicable
         ``entity`` is not ``TokenOwned``.
     ConfigurationError
-        The model's tokens are those of another appname or schema than the job's.
+        The model's tokens are those of another appname or schema than the job's, or ``job`` is no job.
+    NotRunning
+        The job has not been started or has been stopped; at execution too.
     """
     if token_mapper(entity) is None:
         raise FilterNotApplicable(
             f"{entity!r} has no tokens: owned_by needs a mapped class with the TokenOwned mixin, or an alias of one"
         )
+    if not hasattr(job, "names"):
+        raise ConfigurationError(f"owned_by needs a Job, not {job!r}")
     if job.names is None:
         return true()
-    return in_tokens(entity, owned_tokens(job.names, job.node_name))
+    running_name(job)
+    node = bindparam("node", callable_=partial(running_name, job), type_=Text(), unique=True)
+    return in_tokens(entity, owned_tokens(job.names, node))
 
 
 def token_mapper(entity: Any) -> Mapper[Any] | None:
@@ -91,17 +110,35 @@ def _names(appname: str, schema: str | None) -> Names:
     return Names(appname, schema)
 
 
-@lru_cache(maxsize=256)
-def owned_tokens(names: Names, node: str) -> Select[tuple[int]]:
+def owned_tokens(names: Names, node: str | BindParameter[str]) -> Select[tuple[int]]:
     """``SELECT`` of the tokens that belong to ``node`` and stay with it."""
-    token = table(
+    token = _token_table(names)
+    return select(token.c.token_id).where(token.c.node == node, token.c.next_node.is_(None))
+
+
+def running_name(job: Owner) -> str:
+    """The name of ``job``'s node.
+
+    Asked at each execution: the name of a node that does not run may still stand in the table, or be another
+    process's.
+    """
+    if not getattr(job, "is_running", True):
+        raise NotRunning(
+            f"{job.node_name} is not running and owns nothing: use `with Job(...) as job:` or job.start() first, and "
+            "query before it is stopped"
+        )
+    return job.node_name
+
+
+@lru_cache(maxsize=64)
+def _token_table(names: Names) -> TableClause:
+    return table(
         names.bare("token"),
         column("token_id", Integer),
         column("node", Text),
         column("next_node", Text),
         schema=names.schema,
     )
-    return select(token.c.token_id).where(token.c.node == node, token.c.next_node.is_(None))
 
 
 def in_tokens(entity: Any, tokens: Select[tuple[int]]) -> ColumnElement[bool]:

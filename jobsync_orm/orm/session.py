@@ -30,7 +30,7 @@ from sqlalchemy.orm import ORMExecuteState, Session, scoped_session, sessionmake
 from sqlalchemy.orm.util import LoaderCriteriaOption
 
 from jobsync_orm.exceptions import ConfigurationError, FilterNotApplicable
-from jobsync_orm.orm.criteria import Owner, owned_tokens, token_mapper
+from jobsync_orm.orm.criteria import Owner, owned_tokens, running_name, token_mapper
 from jobsync_orm.orm.mixins import TokenOwned
 
 if TYPE_CHECKING:
@@ -140,6 +140,7 @@ def _listener(job: Owner) -> _Listener:
             _refuse_joined(state)
         elif not state.is_select:
             return
+        running_name(job)
         state.statement = state.statement.options(criterion)
 
     return add_criterion

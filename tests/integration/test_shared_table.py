@@ -6,10 +6,20 @@ import asyncio
 
 import pytest
 from sqlalchemy import URL, Engine, select
+from sqlalchemy.exc import StatementError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 
-from jobsync_orm import CoordinationConfig, Job, ShardedQuery, Task, TokenOwned, filter_session
+from jobsync_orm import (
+    ConfigurationError,
+    CoordinationConfig,
+    Job,
+    NotRunning,
+    ShardedQuery,
+    Task,
+    TokenOwned,
+    filter_session,
+)
 from tests.integration.cluster import QUICK, wait_for
 
 ROWS = 600
@@ -103,3 +113,26 @@ def test_standalone_owns_every_row(sessions: sessionmaker) -> None:
         job.register_lock(1, "w1")
         job.write_audit()
         assert (job.clear_all_locks(), job.clear_locks_by_creator("alone")) == (0, 0)
+
+
+def test_a_job_that_does_not_run_filters_nothing_in_silence(sessions: sessionmaker, config: CoordinationConfig) -> None:
+    job = Job("w1", config)
+    with sessions() as session, pytest.raises(NotRunning, match="w1 is not running and owns nothing"):
+        session.query(Item).owned_by(job)
+    with job:
+        early = select(Item).where(Item.owned_by(job))
+        with sessions() as session:
+            assert len(session.scalars(early).all()) == ROWS
+    with sessions() as session, pytest.raises((NotRunning, StatementError), match="w1 is not running"):
+        session.scalars(early)
+    filtered = sessionmaker(sessions.kw["bind"])
+    filter_session(filtered, job)
+    with filtered() as session, pytest.raises(NotRunning, match="w1 is not running"):
+        session.scalars(select(Item))
+
+
+def test_what_is_no_job_is_refused(sessions: sessionmaker) -> None:
+    with pytest.raises(ConfigurationError, match="owned_by needs a Job, not 'w1'"):
+        Item.owned_by("w1")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="Job needs a CoordinationConfig, not str"):
+        Job("w1", "postgresql://localhost")  # type: ignore[arg-type]

@@ -134,7 +134,10 @@ WHOLE = [("total_tokens", 1, 2**31 - 1), ("minimum_nodes", 1, 100_000), ("weight
 def test_whole_numbers_are_held_to_their_range(name: str, low: int, high: int) -> None:
     for value in (low, high):
         assert getattr(CoordinationConfig(**{name: value}), name) == value
-    wrong: tuple[object, ...] = (low - 1, high + 1, 1.0, "1", True, None)
+    with pytest.raises(ConfigurationError, match=f"{name} must be a whole number, not text") as text:
+        CoordinationConfig(**{name: "postgresql://user:secret@host/db"})  # a URL in the wrong place
+    assert "secret" not in str(text.value)
+    wrong: tuple[object, ...] = (low - 1, high + 1, 1.0, True, None)
     for bad in wrong:
         with pytest.raises(ConfigurationError) as caught:
             CoordinationConfig(**{name: bad})

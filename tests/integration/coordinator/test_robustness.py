@@ -157,7 +157,6 @@ def test_stop_in_a_forked_child_returns_at_once_and_leaves_the_parent_alone(
         assert job.add_task("t")
 
 
-@pytest.mark.xfail(strict=True, reason="stop() does nothing wherever the job was not made, started there or not")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_job_made_before_a_fork_and_run_in_the_child_leaves_the_cluster(
     config: CoordinationConfig, engine: Engine
@@ -176,7 +175,6 @@ def test_a_job_made_before_a_fork_and_run_in_the_child_leaves_the_cluster(
     assert nodes(engine) == []
 
 
-@pytest.mark.xfail(strict=True, reason="leaving waits for a thread of the executor, and all of them are in start()")
 def test_cancelled_while_entering_with_no_thread_to_spare(config: CoordinationConfig, engine: Engine) -> None:
     """All threads of the loop's executor may be in start(): leaving cannot wait for one of them."""
     alone = CoordinationConfig(url=config.url, minimum_nodes=2, **QUICK)
