@@ -128,12 +128,13 @@ def upgrade(
     """
     cluster = target(bind, appname, schema, total_tokens, hash_function)
     with transaction(bind) as connection:
-        if revision in ("head", HEAD) and current_revision(connection, cluster.names) == HEAD:
-            # Thirty workers that start together need not take turns, nor import Alembic, to find nothing to do.
-            _settle(connection, cluster)
+        # Workers that start together need not take turns, nor import Alembic, to find nothing to do: not if all is
+        # done, and not after they have waited for the one that did it.
+        if _is_at_head(connection, cluster, revision):
             return
         _serialise(connection, cluster)
-        _run(connection, cluster, "upgrade", revision)
+        if not _is_at_head(connection, cluster, revision):
+            _run(connection, cluster, "upgrade", revision)
 
 
 def downgrade(bind: Bind, *, appname: str | None = None, schema: str | None = None, revision: str = "base") -> None:
@@ -229,9 +230,19 @@ def migrations_path() -> Path:
     )
 
 
+def _is_at_head(connection: Connection, cluster: Target, revision: str) -> bool:
+    if revision not in ("head", HEAD) or current_revision(connection, cluster.names) != HEAD:
+        return False
+    _settle(connection, cluster)
+    return True
+
+
 def _serialise(connection: Connection, cluster: Target) -> None:
     key = cluster.names.advisory_key("migrate")
     connection.execute(text("SELECT pg_catalog.pg_advisory_xact_lock(:key)"), {"key": key})
+    # That a table is not there has been remembered by this session; opening a relation makes it take in what others
+    # have done while it waited.
+    connection.execute(text("SELECT 1 FROM pg_catalog.pg_class LIMIT 1"))
 
 
 def _settle(connection: Connection, cluster: Target) -> tuple[int, str]:
