@@ -110,7 +110,8 @@ def complaint(words: list[str]) -> str | None:
     elif program == "jobsync-orm":
         return does_not_parse(arguments)
     elif program in ("python", "python3", "alembic", ".ci/run"):
-        files = [word for word in words if "/" in word and not word.startswith(("-", "/", "http"))]
+        # Not the program itself: an environment's is there only once the environment is made.
+        files = [word for word in arguments if "/" in word and not word.startswith(("-", "/", "http"))]
         if absent := [file for file in files if "://" not in file and not (ROOT / file).exists()]:
             return f"{', '.join(absent)} is not in the project"
     return None
