@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import uuid
+from collections.abc import Iterator
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -40,9 +41,15 @@ def test_tokens_are_those_of_the_original(hash_function: str, total: int) -> Non
     assert [token(task_key(task_id)) for task_id in IDS] == expected
 
 
-@pytest.mark.parametrize(("hash_function", "total"), CASES)
-def test_sqlite_has_the_same_tokens(hash_function: str, total: int) -> None:
+@pytest.fixture
+def connection() -> Iterator[sqlite3.Connection]:
     connection = sqlite3.connect(":memory:")
+    yield connection
+    connection.close()
+
+
+@pytest.mark.parametrize(("hash_function", "total"), CASES)
+def test_sqlite_has_the_same_tokens(connection: sqlite3.Connection, hash_function: str, total: int) -> None:
     register_sqlite(connection, "token_of", total, hash_function)
     found = [connection.execute("SELECT token_of(?)", [task_key(task_id)]).fetchone()[0] for task_id in IDS]
     assert found == TOKENS[hash_function][total]
@@ -52,8 +59,7 @@ def test_sqlite_has_the_same_tokens(hash_function: str, total: int) -> None:
     )
 
 
-def test_sqlite_may_use_it_in_an_index_because_it_is_deterministic() -> None:
-    connection = sqlite3.connect(":memory:")
+def test_sqlite_may_use_it_in_an_index_because_it_is_deterministic(connection: sqlite3.Connection) -> None:
     register_sqlite(connection, "token_of", 100)
     connection.execute("CREATE TABLE item (key TEXT)")
     connection.execute("CREATE INDEX item_token ON item (token_of(key))")

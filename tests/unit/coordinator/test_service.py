@@ -8,6 +8,8 @@ import pytest
 
 from jobsync_orm import CoordinationConfig
 from jobsync_orm.coordinator import Coordinator, service
+from jobsync_orm.coordinator.membership import Beat
+from jobsync_orm.coordinator.session import SessionLost
 
 
 class Stand:
@@ -69,3 +71,74 @@ def test_an_uncertain_node_is_not_made_certain_by_a_look(stand: Stand) -> None:
     stand.coordinator._certain = False
     stand.coordinator._look(999.9)
     assert stand.valid_until == 0
+
+
+def answered(stand: Stand, monkeypatch: pytest.MonkeyPatch, sent_at: float, state: str | None = "active") -> bool:
+    """Send a heartbeat that is answered now, at 1000."""
+    beat = Beat(sent_at, stand.at, state, 1, (1, 1), ["w0", "w1"], [], 2)
+    monkeypatch.setattr(stand.coordinator._membership, "beat", lambda *_, **__: beat)
+    return stand.coordinator._beat()
+
+
+def test_the_lease_counts_from_the_sending_of_the_heartbeat_and_ends_early(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server may have executed it right after it was sent, and the others' clocks may be faster."""
+    assert answered(stand, monkeypatch, 995.0)
+    timeout = stand.coordinator._config.heartbeat_timeout_sec
+    assert 995.0 < stand.coordinator._lease_until <= 995.0 + timeout - 0.2
+
+
+def test_an_answer_is_a_look_from_when_its_question_was_sent(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert answered(stand, monkeypatch, 999.75)
+    assert stand.valid_until == 1000.25
+
+
+def test_a_heartbeat_of_a_life_that_is_over_prolongs_nothing(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand.coordinator._lease_until = 1000.1
+    assert not answered(stand, monkeypatch, 999.75, None)
+    assert stand.coordinator._lease_until == 1000.1
+    assert stand.valid_until == 0
+
+
+def test_tokens_on_their_way_here_are_looked_for_at_each_heartbeat(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A release raises no epoch, and its notification may be lost."""
+    stand.coordinator._handoff.known_epoch = 1
+    assert answered(stand, monkeypatch, 999.75)
+    assert not stand.coordinator._refresh_due
+    stand.coordinator._handoff.coming = True
+    assert answered(stand, monkeypatch, 999.75)
+    assert stand.coordinator._refresh_due
+
+
+def test_a_broken_session_leaves_nothing_certain(stand: Stand) -> None:
+    stand.coordinator._look(999.9)
+    stand.coordinator._lost(SessionLost("on purpose"))
+    assert stand.valid_until == 0
+    assert stand.coordinator.ownership.view.owned[1] == 1, "readers wait: it may be back within the lease"
+
+
+def test_past_the_lease_a_broken_session_is_a_no_at_once(stand: Stand) -> None:
+    stand.at = 1100.0
+    stand.coordinator._lost(SessionLost("on purpose"))
+    assert not stand.coordinator.ownership.view.tokens()
+    assert stand.valid_until == float("inf"), "nobody waits"
+
+
+def test_the_lease_that_ends_without_a_connection_is_a_no_at_once(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def passes(seconds: float) -> None:
+        stand.at += seconds
+
+    monkeypatch.setattr(stand.coordinator._stop, "wait", passes)
+    stand.coordinator._deadline = float("inf")
+    stand.coordinator._lease_until = 1001.0
+    stand.coordinator._lost(SessionLost("on purpose"))
+    stand.coordinator._pause(0.5)
+    assert stand.valid_until == 0
+    stand.coordinator._pause(5.0)
+    assert not stand.coordinator.ownership.view.tokens()
+    assert stand.valid_until == float("inf")
