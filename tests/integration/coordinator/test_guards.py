@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,11 +12,18 @@ import pytest
 from sqlalchemy import URL, Connection, Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
-from jobsync_orm.coordinator.leadership import GRANT
-from jobsync_orm.coordinator.session import Session, array, parse_array
+from jobsync_orm import CoordinationConfig, Job
+from jobsync_orm.coordinator.callbacks import Callback
+from jobsync_orm.coordinator.handoff import Handoff
+from jobsync_orm.coordinator.leadership import GRANT, Leadership
+from jobsync_orm.coordinator.membership import Membership
+from jobsync_orm.coordinator.session import Session, array, now, parse_array
 from jobsync_orm.coordinator.statements import Statements
+from jobsync_orm.coordinator.view import Ownership
 from jobsync_orm.naming import Names
+from jobsync_orm.pins import Pin, PinBoard
 from jobsync_orm.tasks import TaskBook
+from tests.integration.cluster import QUICK, wait_for
 from tests.integration.coordinator.backstage import add_node, open_session
 
 SQL = Statements(Names())
@@ -43,7 +51,7 @@ def run(engine: Engine, sql: str, **values: object) -> None:
         connection.execute(text(sql), values)
 
 
-def put(engine: Engine, node: str | None, next_node: str | None = None, epoch: int = 3) -> None:
+def put(engine: Engine, node: str | None, next_node: str | None = None, *, token: int = TOKEN) -> None:
     run(
         engine,
         "UPDATE sync_token SET node = :node, epoch = :epoch, next_node = CAST(:next AS text),"
@@ -52,9 +60,9 @@ def put(engine: Engine, node: str | None, next_node: str | None = None, epoch: i
         " WHERE token_id = :token",
         node=node,
         next=next_node,
-        epoch=epoch,
+        epoch=3,
         mark=EPOCH,
-        token=TOKEN,
+        token=token,
     )
 
 
@@ -142,6 +150,38 @@ def test_release_waits_for_no_application(engine: Engine, session: Session, life
         application.execute(text("SELECT 1 FROM sync_token WHERE token_id = :token FOR SHARE"), {"token": TOKEN})
         assert release(session, life) == 0
     assert release(session, life) == 1
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_nothing_is_released_before_on_revoke_has_returned(
+    engine: Engine, session: Session, life: str, others: bool
+) -> None:
+    """Not along with tokens of the same mark that may go already, either."""
+    let_go = threading.Event()
+    config = CoordinationConfig(url=engine.url)
+    membership = Membership(config, "a", SQL)
+    membership.incarnation = life
+    ownership = Ownership(config.total_tokens, 0)
+    callback = Callback("on_revoke", lambda: let_go.wait(30), lambda: None)
+    handoff = Handoff(SQL, membership, ownership, 60, None, callback)
+    try:
+        put(engine, "a")
+        if others:  # never said yes to, so on_revoke is not asked
+            put(engine, "a", "b", token=TOKEN + 1)
+        handoff.refresh(session, lambda: float("inf"))
+        assert ownership.decide(TOKEN)
+        put(engine, "a", "b")
+        handoff.refresh(session, lambda: float("inf"))
+        assert not ownership.decide(TOKEN)
+        handoff.release(session)
+        assert stored(engine) == ("a", 3, "b")
+        let_go.set()
+        wait_for(lambda: handoff.revoked, "on_revoke returns")
+        handoff.release(session)
+        assert stored(engine) == ("b", EPOCH, None)
+    finally:
+        let_go.set()
+        callback.finish(10)
 
 
 # -- publish -------------------------------------------------------------------------------------------------
@@ -377,3 +417,62 @@ def test_what_could_not_be_written_to_the_audit_stays_down(engine: Engine, book:
     assert book.write(life) == 3
     assert [row["task_id"] for row in book.read()] == ["t", "u", "v"]
     assert book.write(life) == 0
+
+
+# -- leaving --------------------------------------------------------------------------------------------------
+
+
+def test_a_node_leaves_only_after_on_revoke_has_returned(engine: Engine) -> None:
+    entered, let_go = threading.Event(), threading.Event()
+    there: list[str] = []
+
+    def on_revoke() -> None:
+        entered.set()
+        let_go.wait(30)
+        with engine.connect() as connection:
+            there.extend(connection.execute(text("SELECT name FROM sync_node")).scalars())
+
+    settings: Any = {**QUICK, "callback_timeout_sec": 30}
+    job = Job("w1", CoordinationConfig(url=engine.url, **settings), on_revoke=on_revoke).start()
+    stopping = threading.Thread(target=job.stop, daemon=True)
+    stopping.start()
+    try:
+        assert entered.wait(30)
+        stopping.join(0.5)  # time enough to leave too early
+    finally:
+        let_go.set()
+        stopping.join(30)
+    assert there == ["w1"]
+
+
+# -- pins -----------------------------------------------------------------------------------------------------
+
+
+def test_each_change_of_the_pins_is_announced_to_the_leader(engine: Engine) -> None:
+    board, pin = PinBoard(engine, Names(), "a"), Pin("t", TOKEN, ("b",), None)
+
+    def revision() -> int:
+        with engine.connect() as connection:
+            return int(connection.execute(text("SELECT pins_revision FROM sync_cluster")).scalar_one())
+
+    first = revision()
+    clears: list[Callable[[], int]] = [
+        lambda: board.clear_task("t"),
+        lambda: board.clear_by_creator("a"),
+        board.clear_all,
+    ]
+    for clear in clears:
+        board.register([pin], expires_in_days=None, ephemeral=False)
+        assert revision() == first + 1
+        assert clear() == 1
+        assert revision() == first + 2
+        first += 2
+
+
+def test_the_next_plan_is_due_when_a_pin_expires(engine: Engine, session: Session, life: str) -> None:
+    pin = Pin("t", TOKEN, ("b",), None)
+    PinBoard(engine, Names(), "a").register([pin], expires_in_days=10 / 86400, ephemeral=False)
+    leader = Leadership(Names(), SQL, "a", 3)
+    leader.heard(["a", "b"], (0, 0))
+    assert leader.plan(session, life) is not None
+    assert 0 < leader.plan_at - now() < 11

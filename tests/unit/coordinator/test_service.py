@@ -142,3 +142,9 @@ def test_the_lease_that_ends_without_a_connection_is_a_no_at_once(
     stand.coordinator._pause(5.0)
     assert not stand.coordinator.ownership.view.tokens()
     assert stand.valid_until == float("inf")
+
+
+def test_a_life_that_is_over_owns_nothing(stand: Stand) -> None:
+    stand.coordinator._evicted()
+    assert not stand.coordinator.ownership.view.tokens()
+    assert not stand.coordinator.ownership.held.tokens()
