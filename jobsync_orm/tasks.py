@@ -112,7 +112,6 @@ class TaskBook:
         self._guard = threading.RLock()  # a signal handler may stop the job in the middle of a call
         token, node_table = names.sql("token"), names.sql("node")
         claim, audit = names.sql("claim"), names.sql("audit")
-        asked = "unnest(CAST(:ids AS text[]), CAST(:tokens AS int[])) AS a (task_id, token_id)"
         claimed = f"""
             taken AS (
                 INSERT INTO {claim} AS k (task_id, token_id, node, incarnation, epoch, claimed_at)
@@ -126,25 +125,23 @@ class TaskBook:
                             WHERE o.name = k.node AND o.incarnation = k.incarnation AND o.state <> 'away')
                 RETURNING task_id, epoch)
             SELECT task_id, epoch FROM taken"""
-        alive = f"JOIN {node_table} n ON n.name = :node AND n.incarnation = CAST(:incarnation AS uuid)"
-        self._claim = text(f"""
-            WITH asked AS (
-                SELECT a.task_id, a.token_id, t.epoch FROM {asked}
-                    JOIN {token} t ON t.token_id = a.token_id {alive} AND n.state <> 'away'), {claimed}""")
+        by_live_node = f"""SELECT a.task_id, a.token_id, t.epoch
+                FROM unnest(CAST(:ids AS text[]), CAST(:tokens AS int[])) AS a (task_id, token_id)
+                    JOIN {token} t ON t.token_id = a.token_id
+                    JOIN {node_table} n ON n.name = :node AND n.incarnation = CAST(:incarnation AS uuid)
+                        AND n.state <> 'away'"""
+        self._claim = text(f"WITH asked AS ({by_live_node}), {claimed}")
         self._claim_owned = text(f"""
             WITH asked AS (
-                SELECT a.task_id, a.token_id, t.epoch FROM {asked}
-                    JOIN {token} t ON t.token_id = a.token_id {alive} AND n.state <> 'away'
+                {by_live_node}
                 WHERE t.node = :node AND t.next_node IS NULL AND t.epoch >= n.join_epoch
                 FOR SHARE OF t), {claimed}""")
-        self._release = text(f"""
-            DELETE FROM {claim} WHERE task_id = ANY (CAST(:ids AS text[]))
-                AND node = :node AND incarnation = CAST(:incarnation AS uuid) RETURNING task_id""")
+        release = f"""DELETE FROM {claim} WHERE task_id = ANY (CAST(:ids AS text[]))
+                AND node = :node AND incarnation = CAST(:incarnation AS uuid)"""
+        self._release = text(f"{release} RETURNING task_id")
         at = "clock_timestamp() - d.age * interval '1 second'"
         self._write = text(f"""
-            WITH released AS (
-                DELETE FROM {claim} WHERE task_id = ANY (CAST(:ids AS text[]))
-                    AND node = :node AND incarnation = CAST(:incarnation AS uuid))
+            WITH released AS ({release})
             INSERT INTO {audit} (date, node, task_id, token_id, epoch, created_on)
             SELECT coalesce(CAST(:date AS date), ({at})::date), :node, d.task_id, d.token_id, d.epoch, {at}
             FROM unnest(CAST(:ids AS text[]), CAST(:tokens AS int[]), CAST(:epochs AS bigint[]),

@@ -15,16 +15,13 @@ from jobsync_orm.coordinator.callbacks import Callback, Delivery
 from jobsync_orm.coordinator.events import RebalanceEvent, RevokeEvent
 from jobsync_orm.coordinator.membership import Membership
 from jobsync_orm.coordinator.session import Session, array, now, parse_array
-from jobsync_orm.coordinator.statements import Statements
+from jobsync_orm.coordinator.statements import HEAVY_SEC, Statements
 from jobsync_orm.coordinator.view import Ownership
 
 __all__ = ["Handoff", "Refreshed"]
 
 # Seconds between two tries to release tokens that something still holds.
 RETRY_FIRST_SEC, RETRY_MOST_SEC = 0.1, 1.0
-
-# Seconds for statements that may touch every token of this node.
-HEAVY_SEC = 30.0
 
 
 @dataclass(frozen=True, slots=True)

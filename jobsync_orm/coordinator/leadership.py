@@ -19,16 +19,13 @@ from dataclasses import dataclass, replace
 from jobsync_orm.coordinator.observation import Evidence
 from jobsync_orm.coordinator.pinning import allowed_nodes
 from jobsync_orm.coordinator.session import Session, array, now, parse_array
-from jobsync_orm.coordinator.statements import PARK, Statements
+from jobsync_orm.coordinator.statements import HEAVY_SEC, PARK, Statements
 from jobsync_orm.naming import Names
 from jobsync_orm.planner import Member, Plan, plan
 
 __all__ = ["Group", "Leadership", "Outcome", "Step", "steps_of"]
 
 logger = logging.getLogger("jobsync_orm")
-
-# Seconds for statements that may touch every token.
-HEAVY_SEC = 30.0
 
 # Publishing each of thirty simultaneous joins by itself would move tokens thirty times: the first plan is made at
 # once, the next after this many seconds.

@@ -33,7 +33,10 @@ from __future__ import annotations
 
 from jobsync_orm.naming import Names
 
-__all__ = ["PARK", "Statements"]
+__all__ = ["HEAVY_SEC", "PARK", "Statements"]
+
+# Seconds to wait for a statement that may touch every token.
+HEAVY_SEC = 30.0
 
 # next_node of a token that its owner must give up to nobody. No node may have an empty name.
 PARK = ""
@@ -129,6 +132,9 @@ class Statements:
 
         self.members = f"SELECT json_agg(name ORDER BY ordinal) FROM {node} WHERE state <> 'away'"
 
+        pins_of_dead = f"""pins AS (
+                DELETE FROM {lock} WHERE task_id IN (SELECT task_id FROM {lock}
+                    WHERE ephemeral AND created_by IN (SELECT name FROM dead) FOR UPDATE SKIP LOCKED))"""
         self.leave = f"""
             WITH c AS (UPDATE {cluster} SET epoch = epoch + 1, revision = revision + 1 RETURNING epoch),
             away AS (
@@ -137,9 +143,7 @@ class Statements:
             dead AS (
                 DELETE FROM {node} n USING c
                 WHERE name = $1::text AND incarnation = $2::uuid AND rejoin_grace_sec = 0 RETURNING name),
-            pins AS (
-                DELETE FROM {lock} WHERE task_id IN (SELECT task_id FROM {lock}
-                    WHERE ephemeral AND created_by IN (SELECT name FROM dead) FOR UPDATE SKIP LOCKED)),
+            {pins_of_dead},
             claims AS (
                 DELETE FROM {claim} WHERE task_id IN (SELECT task_id FROM {claim}
                     WHERE node = $1::text AND incarnation = $2::uuid FOR UPDATE SKIP LOCKED))
@@ -163,9 +167,7 @@ class Statements:
             dead AS (
                 DELETE FROM {node} n USING gone
                 WHERE n.name = gone.name AND (n.rejoin_grace_sec = 0 OR n.state = 'away') RETURNING n.name),
-            pins AS (
-                DELETE FROM {lock} WHERE task_id IN (SELECT task_id FROM {lock}
-                    WHERE ephemeral AND created_by IN (SELECT name FROM dead) FOR UPDATE SKIP LOCKED)),
+            {pins_of_dead},
             claims AS (
                 DELETE FROM {claim} WHERE task_id IN (SELECT k.task_id FROM {claim} k
                     JOIN gone ON k.node = gone.name AND k.incarnation = gone.incarnation

