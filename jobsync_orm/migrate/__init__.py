@@ -35,6 +35,7 @@ these, ``check`` included::
     GRANT SELECT, INSERT, UPDATE, DELETE ON sync_cluster, sync_node, sync_token, sync_lock, sync_claim,
         sync_checkpoint, sync_audit, sync_rebalance TO worker;
     GRANT USAGE ON SEQUENCE sync_node_ordinal_seq TO worker;
+    GRANT USAGE, UPDATE ON SEQUENCE sync_claim_fence_seq TO worker;
     GRANT SELECT ON sync_alembic_version TO worker;
 
 :func:`check` says which of these are missing.
@@ -82,7 +83,7 @@ __all__ = [
 ]
 
 # The newest revision, known without Alembic, whose import takes longer than the rest of a start.
-HEAD = "0001"
+HEAD = "0002"
 
 # Alembic's commands work through module-level proxies. Taken after the advisory lock, never before it: a
 # thread that waits for the database must not keep other threads from theirs.

@@ -17,6 +17,9 @@ __all__ = ["cluster_settings", "current_revision", "problems"]
 VERSION = "alembic_version"
 PROBES = 16
 
+# What a worker does with them: it draws, and after a failover it leaves out numbers that may have been given.
+SEQUENCES = {"node": ("ordinal_seq", ("USAGE",)), "claim": ("fence_seq", ("USAGE", "UPDATE"))}
+
 
 def current_revision(connection: Connection, names: Names) -> str | None:
     """Revision in the cluster's version table, or None."""
@@ -108,13 +111,20 @@ def _lacking_privileges(connection: Connection, names: Names, kind: str) -> list
 
 
 def _sequence_problems(connection: Connection, names: Names, recreate: str) -> list[str]:
-    sequence = names.sql("node_ordinal_seq")
-    ask = text("SELECT pg_catalog.has_sequence_privilege(:name, 'USAGE')")
-    if not _exists(connection, names, "node_ordinal_seq"):
-        return [f"sequence {sequence} is missing: {recreate}"]
-    if not connection.scalar(ask, {"name": sequence}):
-        return [_grant(connection, "USAGE", f"SEQUENCE {sequence}")]
-    return []
+    ask = text("SELECT pg_catalog.has_sequence_privilege(:name, :right)")
+    found = []
+    for table, (column, needed) in SEQUENCES.items():
+        kind = f"{table}_{column}"
+        sequence = names.sql(kind)
+        if not _exists(connection, names, table):
+            continue  # said already
+        if not _exists(connection, names, kind):
+            found.append(f"sequence {sequence} is missing: {recreate}")
+            continue
+        lacking = [right for right in needed if not connection.scalar(ask, {"name": sequence, "right": right})]
+        if lacking:
+            found.append(_grant(connection, ", ".join(lacking), f"SEQUENCE {sequence}"))
+    return found
 
 
 def _revision_problem(revision: str | None, names: Names, revisions: Sequence[str], upgrade: str) -> str | None:

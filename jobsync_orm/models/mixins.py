@@ -110,6 +110,8 @@ class ClusterMixin:
     pins_revision = _required(BigInteger(), server_default=text("0"))
     incarnation = _required(UUID)
     protocol_version = _required(Integer())
+    history = _optional(Text())
+    rest_until = _optional(TIMESTAMP)
 
 
 @_table(checks={"state": "state IN ('joining', 'active', 'away')"}, uniques=("ordinal",))
@@ -173,6 +175,7 @@ class ClaimMixin:
     incarnation = _required(UUID)
     epoch = _required(BigInteger())
     claimed_at = _required(TIMESTAMP, server_default=NOW)
+    fence = _required(BigInteger(), Identity())
 
 
 @_table()

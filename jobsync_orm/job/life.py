@@ -1,0 +1,199 @@
+"""The life of a job: start, stop, and what lasts from one to the other."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from sqlalchemy import Engine
+
+from jobsync_orm.config import CoordinationConfig
+from jobsync_orm.coordinator import Coordinator
+from jobsync_orm.exceptions import ConfigurationError, NotRunning
+from jobsync_orm.hashing import hasher
+from jobsync_orm.naming import Names
+
+__all__ = ["Life"]
+
+logger = logging.getLogger("jobsync_orm")
+
+
+class Life:
+    """See :class:`~jobsync_orm.Job`."""
+
+    def __init__(
+        self,
+        node_name: str,
+        coordination_config: CoordinationConfig | None = None,
+        date: datetime.date | datetime.datetime | None = None,
+        wait_on_enter: float = 120,
+        wait_on_exit: float = 0,
+        lock_provider: Callable[[Any], object] | None = None,
+        clear_existing_locks: bool = False,
+        on_rebalance: Callable[..., object] | None = None,
+        on_revoke: Callable[..., object] | None = None,
+    ) -> None:
+        if not isinstance(node_name, str) or not 0 < len(node_name) <= 200 or "\0" in node_name:
+            raise ConfigurationError(f"node_name {node_name!r} must be text of 1 to 200 characters without NUL")
+        if isinstance(date, datetime.datetime):
+            date = date.date()
+        elif date is not None and not isinstance(date, datetime.date):
+            raise TypeError(f"date must be None, datetime.date or datetime.datetime, not {type(date).__name__}")
+        if not isinstance(coordination_config, CoordinationConfig | None):
+            raise ConfigurationError(
+                f"Job needs a CoordinationConfig, not {type(coordination_config).__name__}: "
+                "write CoordinationConfig(url=...) or CoordinationConfig(engine=...)"
+            )
+        self.node_name = node_name
+        self.coordination_config = coordination_config
+        self._wait_on_enter = abs(wait_on_enter)
+        self._wait_on_exit = abs(wait_on_exit)
+        self._lock_provider = lock_provider
+        self._clear_existing_locks = clear_existing_locks
+        self._on_rebalance = on_rebalance
+        self._on_revoke = on_revoke
+        self._date = date
+        self._lifecycle = threading.RLock()
+        self._stopped = self._given_up = False
+        self._pid = os.getpid()
+        self._coordinator: Coordinator | None = None
+        config = coordination_config
+        self.names: Names | None = config.names if config else None
+        self.total_tokens = config.total_tokens if config else CoordinationConfig.total_tokens
+        self.hash_function = config.hash_function if config else CoordinationConfig.hash_function
+        self._token_of = hasher(self.total_tokens, self.hash_function)
+        self._engine: Engine | None = None
+        self._engine_guard = threading.RLock()  # a signal handler may stop the job in the middle of a call
+        self._reset()
+        if config is None and on_rebalance is not None:
+            logger.warning("%s is standalone: on_rebalance will never be called", node_name)
+
+    def start(self) -> Self:
+        """Join the cluster and wait until this node is a full member with its tokens.
+
+        Raises
+        ------
+        TimeoutError
+            ``wait_on_enter`` has passed; the message names who was there.
+        NodeNameInUse, ClusterMismatch, SchemaNotReady, PooledConnection
+            Why this node may not join.
+        NotRunning
+            It has been started before.
+
+        Whatever is raised, Ctrl-C included, this node has left the cluster again.
+        """
+        config = self.coordination_config
+        if config is None:
+            return self
+        with self._lifecycle:
+            self._pid = os.getpid()  # a job made before a fork lives in the process that starts it
+            if self._coordinator is not None or self._stopped:
+                raise NotRunning(f"{self.node_name} has been started or stopped before; make a new Job for a new start")
+            self._coordinator = Coordinator(config, self.node_name, self._on_rebalance, self._on_revoke)
+        try:
+            deadline = time.monotonic() + self._wait_on_enter
+            if config.create_tables:
+                from jobsync_orm import migrate
+
+                migrate.upgrade(config)
+            self._before_joining()
+            if self._given_up:
+                raise NotRunning(f"{self.node_name} was stopped while it was starting")
+            self._coordinator.start(max(0.0, deadline - time.monotonic()))
+            if self._given_up:
+                raise NotRunning(f"{self.node_name} was stopped while it was starting")
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """Leave the cluster: write the audit, say no to everything, run ``on_revoke``, hand the tokens over.
+
+        May be called more than once, without ``start``, and in a forked child, where it does nothing.
+        """
+        if os.getpid() != self._pid:
+            return
+        with self._lifecycle:
+            first, self._stopped = not self._stopped, True
+            coordinator = self._coordinator
+            try:
+                if first:
+                    self._before_leaving()
+            finally:
+                if coordinator is not None:
+                    coordinator.stop()
+                with self._engine_guard:
+                    engine, self._engine = self._engine, None
+                    self._reset()
+                if engine is not None and engine is not getattr(self.coordination_config, "engine", None):
+                    engine.dispose()
+
+    # What the parts of a job have to do at these moments.
+
+    def _reset(self) -> None:
+        """Forget what was made with the engine."""
+
+    def _before_joining(self) -> None:
+        """Runs before this node is a member."""
+
+    def _before_leaving(self) -> None:
+        """Runs while this node is still a member."""
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._wait_on_exit and self.coordination_config is not None and exc_type is None:
+            time.sleep(self._wait_on_exit)
+        self.stop()
+
+    async def __aenter__(self) -> Self:
+        starting = asyncio.ensure_future(asyncio.to_thread(self.start))
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # The thread cannot be cancelled, and there may be no other one to spare: tell start() to give up, which
+            # leaves the cluster, and wait for it.
+            self._given_up = True
+            if self._coordinator is not None:
+                self._coordinator.give_up()
+            await asyncio.gather(starting, return_exceptions=True)
+            raise
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._wait_on_exit and self.coordination_config is not None and exc_type is None:
+            await asyncio.sleep(self._wait_on_exit)
+        await asyncio.to_thread(self.stop)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether this job may own rows: it has been started and not stopped. Always True in standalone mode."""
+        if self.coordination_config is None:
+            return True
+        return self._coordinator is not None and self._coordinator.state not in ("new", "stopped")
+
+    def _running(self) -> Coordinator:
+        if self._coordinator is None:
+            raise NotRunning(f"{self.node_name} has not been started: use `with Job(...) as job:` or job.start()")
+        return self._coordinator
+
+    def _application_engine(self) -> Engine:
+        config = self.coordination_config
+        if config is None:
+            raise NotRunning(f"{self.node_name} is standalone and has no database")
+        with self._engine_guard:
+            if self._engine is None:
+                self._engine = config.application_engine()
+            return self._engine

@@ -1,0 +1,63 @@
+"""What a job owns, from memory."""
+
+from __future__ import annotations
+
+from time import clock_gettime
+from typing import Any
+
+from jobsync_orm.coordinator.session import CLOCK
+from jobsync_orm.job.life import Life
+from jobsync_orm.tasks import Task
+
+__all__ = ["OwnershipCalls"]
+
+
+class OwnershipCalls(Life):
+    """See :class:`~jobsync_orm.Job`."""
+
+    def can_claim_task(self, task: Task | Any) -> bool:
+        """Whether this node may work on ``task`` now.
+
+        Normally answers from memory. Where this node cannot know for a moment (its connection has just broken, the
+        process has been asleep) it waits for certainty, at most ``certainty_wait_sec`` once per interruption, and
+        answers False if there is none.
+
+        Parameters
+        ----------
+        task : Task, int, str, UUID
+            Task or task id.
+
+        Returns
+        -------
+        bool
+            True in standalone mode. False before ``start`` and after ``stop``.
+
+        Raises
+        ------
+        UnstableTaskId, InvalidTaskId
+            The id cannot be hashed to the same token by every worker.
+        """
+        token = self._token_of(task.id if type(task) is Task else task)
+        coordinator = self._coordinator
+        if coordinator is None:
+            return self.coordination_config is None
+        view = coordinator.ownership.view
+        if clock_gettime(CLOCK) < view.valid_until:
+            return view.owned[token] == 1
+        return coordinator.ownership.decide(token)
+
+    def task_to_token(self, task_id: Any) -> int:
+        """The token ``task_id`` hashes to, in ``[0, total_tokens)``."""
+        return self._token_of(task_id.id if isinstance(task_id, Task) else task_id)
+
+    @property
+    def my_tokens(self) -> set[int]:
+        """The tokens this node owns, as a new set; all of them in standalone mode."""
+        if self.coordination_config is None:
+            return set(range(self.total_tokens))
+        return self._coordinator.ownership.view.tokens() if self._coordinator else set()
+
+    @property
+    def token_version(self) -> int:
+        """The cluster's epoch as of this node's present tokens; only grows. 0 in standalone mode."""
+        return self._coordinator.ownership.held.epoch if self._coordinator else 0
