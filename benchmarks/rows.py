@@ -172,8 +172,8 @@ ROWS = (
     Row("30 workers at once on an empty database: alive at the end", ("startup",), "live_at_end", least=30),
     Row("`owned_by`, 100 of 1M rows, entities: times the same SQL text through the session", ("owned-by",),
         "entities_to_raw_entities", "×", most=1.5),
-    Row("`owned_by`, the same, columns: times the SQL text through SQLAlchemy's `exec_driver_sql`", ("owned-by",),
-        "columns_to_core", "×", most=1.5),
+    Row("`owned_by`, the same, columns: times the same SQL text through the session", ("owned-by",),
+        "columns_to_raw_columns", "×", most=1.5),
     Row("`owned_by`, the same, columns: times the SQL text through psycopg alone", ("owned-by",),
-        "columns_to_psycopg", "×", most=1.5),
+        "columns_to_psycopg", "×"),
 )  # fmt: skip

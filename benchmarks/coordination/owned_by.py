@@ -5,6 +5,7 @@ that this one owns half of the tokens. The same 100 rows are fetched over one co
 
     psycopg        the SQL text as it is, through the driver's cursor
     core           the SQL text as it is, through SQLAlchemy's exec_driver_sql
+    raw columns    session.execute(text(...)): rows, from the SQL text as it is
     columns        session.execute(select(Item.id, ...).where(Item.owned_by(job)))
     entities       session.scalars(select(Item).where(Item.owned_by(job)))
     query          session.query(Item).owned_by(job)
@@ -86,6 +87,7 @@ def ways(connection: Connection, session: OwnedQuerySession, job: Job) -> dict[s
     return {
         "psycopg": lambda: cursor.execute(RAW, values).fetchall(),
         "core": lambda: list(connection.exec_driver_sql(RAW, values).all()),
+        "raw columns": lambda: list(session.execute(raw, values).all()),
         "columns": lambda: list(session.execute(owned(*columns)).all()),
         "raw entities": lambda: list(session.scalars(select(Item).from_statement(raw), values).all()),
         "entities": lambda: list(session.scalars(owned(Item)).all()),
@@ -131,6 +133,7 @@ def run(scenario: Scenario, cluster: Cluster, arguments: argparse.Namespace) -> 
         owned_tokens=cluster.tokens // 2,
         times=arguments.times,
         median_ms=medians,
+        columns_to_raw_columns=round(medians["columns"] / medians["raw columns"], 2),
         columns_to_core=round(medians["columns"] / medians["core"], 2),
         columns_to_psycopg=round(medians["columns"] / medians["psycopg"], 2),
         entities_to_core=round(medians["entities"] / medians["core"], 2),
