@@ -11,6 +11,7 @@ from jobsync_orm.coordinator import RebalanceEvent, RevokeEvent
 from jobsync_orm.exceptions import (
     ClusterMismatch,
     ConfigurationError,
+    FenceNotApplicable,
     FilterNotApplicable,
     InvalidPattern,
     InvalidTaskId,
@@ -19,6 +20,7 @@ from jobsync_orm.exceptions import (
     LockNotAcquired,
     NodeNameInUse,
     NotRunning,
+    OwnershipLost,
     SchemaNotReady,
     UnstableTaskId,
 )
@@ -28,6 +30,7 @@ from jobsync_orm.tasks import Task
 if TYPE_CHECKING:
     from jobsync_orm.orm import (
         OwnedQuerySession,
+        OwnedSession,
         ShardedQuery,
         TokenOwned,
         enable_sqlite,
@@ -40,6 +43,7 @@ __all__ = [
     "ClusterMismatch",
     "ConfigurationError",
     "CoordinationConfig",
+    "FenceNotApplicable",
     "FilterNotApplicable",
     "InvalidPattern",
     "InvalidTaskId",
@@ -50,6 +54,8 @@ __all__ = [
     "NodeNameInUse",
     "NotRunning",
     "OwnedQuerySession",
+    "OwnedSession",
+    "OwnershipLost",
     "RebalanceEvent",
     "RevokeEvent",
     "SchemaNotReady",
@@ -65,6 +71,7 @@ __all__ = [
 
 _ORM = {
     "OwnedQuerySession",
+    "OwnedSession",
     "ShardedQuery",
     "TokenOwned",
     "enable_sqlite",

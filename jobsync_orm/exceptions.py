@@ -6,10 +6,13 @@ wrong type, a deadline) it derives from that built-in too, so code that catches 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 __all__ = [
     "ClusterMismatch",
     "ConfigurationError",
     "EmbeddedUnavailable",
+    "FenceNotApplicable",
     "FilterNotApplicable",
     "InvalidPattern",
     "InvalidTaskId",
@@ -18,6 +21,7 @@ __all__ = [
     "LockNotAcquired",
     "NodeNameInUse",
     "NotRunning",
+    "OwnershipLost",
     "PooledConnection",
     "SchemaNotReady",
     "UnstableTaskId",
@@ -91,3 +95,41 @@ class LockConflict(LockNotAcquired):
 
 class FilterNotApplicable(JobsyncError):
     """An ownership filter was asked for where it could not filter, or would filter wrongly."""
+
+
+class FenceNotApplicable(JobsyncError):
+    """A write in a fenced session of which it cannot be known which tokens it touches. It has not been sent."""
+
+
+class OwnershipLost(JobsyncError):
+    """Work on tokens that are not, or no longer, this node's. Nothing of its transaction is stored.
+
+    Attributes
+    ----------
+    tokens : tuple[int, ...]
+        The tokens, ascending.
+    owners : dict[int, str | None]
+        Who owns each of them now: a node's name, None for nobody. A token of which that could not be found out is
+        missing. This node's own name stands for a token that was another's in between, or that it got after the
+        transaction had begun.
+    """
+
+    def __init__(self, tokens: Iterable[int], owners: Mapping[int, str | None]) -> None:
+        self.tokens = tuple(sorted(tokens))
+        self.owners = {token: owners[token] for token in self.tokens if token in owners}
+        super().__init__(self.tokens, self.owners)
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"{token} ({self._owner(token)})" for token in self.tokens[:5])
+        more = f" and {len(self.tokens) - 5} more" if len(self.tokens) > 5 else ""
+        plural = "token" if len(self.tokens) == 1 else "tokens"
+        return (
+            f"{plural} {shown}{more}: not this node's for all of the transaction, so nothing of it is stored. Read "
+            "again which rows are owned and repeat the work on those, as job.run(session_factory, work) does"
+        )
+
+    def _owner(self, token: int) -> str:
+        if token not in self.owners:
+            return "owner unknown"
+        owner = self.owners[token]
+        return "nobody's" if owner is None else f"now {owner}'s"

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from jobsync_orm.job.cluster import ClusterCalls
 from jobsync_orm.job.pins import PinCalls
+from jobsync_orm.job.sessions import SessionCalls
 from jobsync_orm.job.tasks import TaskCalls
 
 __all__ = ["Job"]
 
 
-class Job(TaskCalls, PinCalls, ClusterCalls):
+class Job(TaskCalls, SessionCalls, PinCalls, ClusterCalls):
     """One worker among those that share a database.
 
     Parameters

@@ -6,6 +6,7 @@ from time import clock_gettime
 from typing import Any
 
 from jobsync_orm.coordinator.session import CLOCK
+from jobsync_orm.coordinator.view import View
 from jobsync_orm.job.life import Life
 from jobsync_orm.tasks import Task
 
@@ -61,3 +62,11 @@ class OwnershipCalls(Life):
     def token_version(self) -> int:
         """The cluster's epoch as of this node's present tokens; only grows. 0 in standalone mode."""
         return self._coordinator.ownership.held.epoch if self._coordinator else 0
+
+    def held_view(self) -> View | None:
+        """What this node owned at its last refresh, whether or not that is certain now; None before ``start``.
+
+        For the commit fence, which compares it with what the database says when a transaction commits. To ask what this
+        node may work on use :meth:`can_claim_task`.
+        """
+        return self._coordinator.ownership.held if self._coordinator else None

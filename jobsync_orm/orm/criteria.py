@@ -12,7 +12,7 @@ is not matched, and neither is one that its owner has been asked to hand over (`
 from __future__ import annotations
 
 from functools import lru_cache, partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sqlalchemy import (
     BindParameter,
@@ -35,6 +35,9 @@ from sqlalchemy.sql.expression import ColumnElement
 from jobsync_orm.exceptions import ConfigurationError, FilterNotApplicable, NotRunning
 from jobsync_orm.naming import DEFAULT_APPNAME, Names
 
+if TYPE_CHECKING:
+    from jobsync_orm.coordinator.view import View
+
 __all__ = ["Owner", "owned_by"]
 
 
@@ -56,6 +59,9 @@ class Owner(Protocol):
     @property
     def hash_function(self) -> str:
         """Name of the cluster's hash function."""
+
+    def held_view(self) -> View | None:
+        """What this node owned at its last refresh; None if it does not run. The commit fence asks for it."""
 
 
 def owned_by(entity: Any, job: Owner) -> ColumnElement[bool]:

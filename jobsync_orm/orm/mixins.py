@@ -48,6 +48,7 @@ from sqlalchemy.sql.expression import ColumnElement
 from sqlalchemy.types import NullType
 
 from jobsync_orm.exceptions import ConfigurationError
+from jobsync_orm.orm import fenced_tables
 from jobsync_orm.orm.criteria import Owner, in_tokens, names_of, owned_by
 from jobsync_orm.orm.generated import TokenOf, check_key_type
 
@@ -120,6 +121,7 @@ def _bind_key(mapper: Mapper[Any], class_: type[TokenOwned]) -> None:
             "mixin, or, with a table of your own, give it Column('token_id', Integer, Computed(...), "
             "nullable=False)"
         )
+    fenced_tables.register(mapper)
     expression = token_id.computed.sqltext
     if not isinstance(expression, TokenOf):
         return  # a table of the user's own, or a reflected one

@@ -99,6 +99,7 @@ class Document(Base):
     __tablename__ = "document"
     id: Mapped[int] = mapped_column(primary_key=True)
     kind: Mapped[str]
+    title: Mapped[str] = mapped_column(default="")
     __mapper_args__ = {"polymorphic_on": "kind", "polymorphic_identity": "document"}  # noqa: RUF012
 
 

@@ -1,0 +1,118 @@
+"""The fence: the last statement of a transaction, which holds its tokens in place until it has ended.
+
+One statement, sent right before COMMIT::
+
+    SELECT set_config('jobsync.node', :node, true), set_config('jobsync.epoch', :epoch, true),
+        (SELECT count(*) FROM (
+            SELECT FROM sync_token WHERE token_id = ANY(:tokens) AND node = :node AND epoch <= :epoch
+            ORDER BY token_id FOR SHARE) AS held)
+
+It locks the rows of the touched tokens ``FOR SHARE``, in ascending order. Whatever moves tokens skips locked rows and
+never waits, so a token that was still this node's here is so when the transaction commits. If the process stops right
+after it, the tokens stay until the server has noticed: until its session has ended, or, if it is paused in the middle
+of a COMMIT, until it goes on; other tokens move meanwhile. ``epoch`` is that of the view with which the transaction
+began: a token that went away and came back has a newer one. The settings tell the constraint trigger of
+``create_ownership_fence`` who commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy import Connection, TextClause, text
+from sqlalchemy.exc import DBAPIError
+
+from jobsync_orm.coordinator.session import array
+from jobsync_orm.coordinator.view import View
+from jobsync_orm.exceptions import OwnershipLost
+from jobsync_orm.naming import Names
+
+__all__ = ["REFUSED_BY_TRIGGER", "SERIALIZATION_FAILURE", "declare", "hold", "owners_now", "owners_seen", "sqlstate"]
+
+SERIALIZATION_FAILURE = "40001"
+REFUSED_BY_TRIGGER = "JO001"
+
+_SETTINGS = "set_config('jobsync.node', :node, true), set_config('jobsync.epoch', :epoch, true)"
+# Every value travels as text: what a driver makes of an array differs.
+_DECLARE = text(f"SELECT {_SETTINGS}")
+
+
+@lru_cache(maxsize=64)
+def _hold(names: Names) -> TextClause:
+    return text(f"""
+        SELECT {_SETTINGS}, (SELECT count(*) FROM (
+            SELECT FROM {names.sql("token")} WHERE token_id = ANY (CAST(CAST(:tokens AS text) AS int[]))
+                AND node = CAST(:node AS text) AND epoch <= CAST(CAST(:epoch AS text) AS bigint)
+            ORDER BY token_id FOR SHARE) AS held)""")
+
+
+def declare(connection: Connection, node: str, view: View) -> None:
+    """Tell the constraint trigger who commits, where no touched tokens are known."""
+    connection.execute(_DECLARE, {"node": node, "epoch": str(view.epoch)})
+
+
+def hold(connection: Connection, names: Names, node: str, view: View, tokens: set[int]) -> None:
+    """Lock ``tokens`` until the transaction ends, if all of them have been ``node``'s since ``view``.
+
+    Raises
+    ------
+    OwnershipLost
+        One is not. The transaction has then been rolled back in the database.
+    """
+    failure = None
+    if all(map(view.owned.__getitem__, tokens)):
+        try:
+            values = {"node": node, "epoch": str(view.epoch), "tokens": array(tokens)}
+            if connection.execute(_hold(names), values).one()[2] == len(tokens):
+                return
+        except DBAPIError as error:
+            if sqlstate(error) != SERIALIZATION_FAILURE:
+                raise
+            # A token row has changed since this transaction's snapshot. Whether its owner has, a new one shows.
+            failure = error
+    found = _look_anew(connection, names, tokens)
+    kept = {token for token, owner, epoch in found if owner == node and epoch <= view.epoch and view.owned[token]}
+    lost = tokens - kept
+    if failure is not None and not lost:
+        raise failure
+    raise OwnershipLost(lost or tokens, {token: owner for token, owner, _ in found}) from failure
+
+
+def owners_seen(connection: Connection, names: Names, tokens: Iterable[int]) -> dict[int, str | None]:
+    """Who owns ``tokens``, as this transaction sees it."""
+    return {token: owner for token, owner, _ in connection.exec_driver_sql(_owners_sql(names, tokens))}
+
+
+def owners_now(connection: Connection, names: Names, tokens: Iterable[int]) -> dict[int, str | None]:
+    """Who owns ``tokens`` now. Ends the transaction in the database."""
+    return {token: owner for token, owner, _ in _look_anew(connection, names, tokens)}
+
+
+def _look_anew(connection: Connection, names: Names, tokens: Iterable[int]) -> list[tuple[int, str | None, int]]:
+    """Tokens, owners and epochs, read after a rollback that SQLAlchemy does not know of yet and will repeat."""
+    pooled: Any = connection.connection
+    rollback = connection.dialect.do_rollback
+    try:
+        rollback(pooled)
+        cursor = pooled.cursor()
+        try:
+            cursor.execute(_owners_sql(names, tokens))
+            return [(row[0], row[1], row[2]) for row in cursor.fetchall()]
+        finally:
+            cursor.close()
+            rollback(pooled)
+    except connection.dialect.loaded_dbapi.Error:
+        return []  # the connection has broken; that the work must not be stored is known all the same
+
+
+def _owners_sql(names: Names, tokens: Iterable[int]) -> str:
+    # Without parameters, so that it is the same for every driver.
+    return f"SELECT token_id, node, epoch FROM {names.sql('token')} WHERE token_id = ANY ('{array(tokens)}'::int[])"
+
+
+def sqlstate(error: DBAPIError) -> str | None:
+    """SQLSTATE of a database error, whatever the driver calls it."""
+    original = error.orig
+    return getattr(original, "sqlstate", None) or getattr(original, "pgcode", None)
