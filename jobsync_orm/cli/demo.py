@@ -1,4 +1,4 @@
-"""``jobsync-orm demo``: three workers share a table while one is killed, one joins and one leaves."""
+"""``jobsync-orm demo``: three workers share a table while one is killed, joins, is paused, or leaves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def demo(
     files: Annotated[int | None, typer.Option(min=1, help="Number of files; all if not given.")] = None,
     seconds: Annotated[float, typer.Option(min=0, help="Least duration of the work.")] = 20,
 ) -> None:
-    """Three workers share a table while one is killed, one joins and one leaves; exit with 1 if a file suffers."""
+    """Three workers share a table while one is killed, joins, is paused, leaves; exit with 1 if a file suffers."""
     try:
         from jobsync_orm.demo.director import run
     except ImportError as error:

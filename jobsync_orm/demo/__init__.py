@@ -1,10 +1,10 @@
-"""``make demo``: three workers share a table while one is killed, one joins and one leaves.
+"""``make demo``: three workers share a table while one is killed, one joins, one is paused and one leaves.
 
 The work is real: every source file of the running Python's standard library is one row of a table, and is parsed once
 to count its lines, functions and classes. In the order in which one would read it:
 
 - :mod:`~jobsync_orm.demo.counting`: the work, without database.
-- :mod:`~jobsync_orm.demo.model`: the table.
+- :mod:`~jobsync_orm.demo.model`: the tables.
 - :mod:`~jobsync_orm.demo.worker`: one worker process. This is what an application looks like.
 - :mod:`~jobsync_orm.demo.fleet`: starts, kills and stops worker processes.
 - :mod:`~jobsync_orm.demo.cluster`: reads from the library's own tables who owns what.
@@ -13,6 +13,6 @@ to count its lines, functions and classes. In the order in which one would read 
 - :mod:`~jobsync_orm.demo.proof`: has everything counted again in one process, without the library, and compares.
 
 What it shows: with crashes, joins and leaves every file is done, and done once. A worker that is killed in the middle
-of a file has stored nothing of it, so another does that file anew. What it does not show is a worker that is paused
-while its tokens are taken over and that then writes on; nothing here refuses such a write.
+of a file has stored nothing of it, so another does that file anew. A worker that is paused in the middle of a file, for
+longer than it may be silent, wakes up and stores its result: the commit is refused, because the file has another owner.
 """

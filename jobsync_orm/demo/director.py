@@ -1,10 +1,11 @@
 """The story of the demo, from an empty database to the verdict.
 
-What happens is triggered by the progress of the work, not by the clock: at 20 % the leader is killed, at 40 % a worker
-joins, at 60 % one leaves; none of it before the cluster has recovered from what came before. A cluster has recovered
-when the live workers own all tokens, in even shares, and none is on the move. How long that took is measured by the
-database's clock: from the SIGKILL, from the moment the new worker registered, from the SIGTERM; until the last token
-got its new owner.
+What happens is triggered by the progress of the work, not by the clock: at 15 % the leader is killed, at 30 % a worker
+joins, at 45 % one is paused in the middle of a file, and goes on after the others have taken over its tokens, at 75 %
+one leaves; none of it before the cluster has recovered from what came before. A cluster has recovered when the live
+workers own all tokens, in even shares, and none is on the move. How long that took is measured by the database's clock:
+from the SIGKILL, from the moment the new worker registered, from the SIGSTOP, from the SIGTERM; until the last token got
+its new owner.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from psycopg.errors import DuplicateSchema
-from sqlalchemy import URL, Engine, create_engine, insert
+from sqlalchemy import URL, Engine, create_engine, insert, select, text
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.orm import Session
 from sqlalchemy.schema import CreateSchema, DropSchema
@@ -28,10 +29,11 @@ from sqlalchemy.schema import CreateSchema, DropSchema
 from jobsync_orm import CoordinationConfig, embedded, migrate
 from jobsync_orm.demo.cluster import Snapshot, clock, observe
 from jobsync_orm.demo.counting import source_files, standard_library
-from jobsync_orm.demo.fleet import Fleet, WorkerError
-from jobsync_orm.demo.model import SCHEMA, Base, SourceFile
+from jobsync_orm.demo.fleet import Fleet, Member, WorkerError
+from jobsync_orm.demo.model import SCHEMA, Base, RefusedCommit, SourceFile
 from jobsync_orm.demo.proof import Recount, prove
 from jobsync_orm.demo.view import View, make_view
+from jobsync_orm.demo.worker import AT_WORK, HEARTBEAT_TIMEOUT
 from jobsync_orm.exceptions import ConfigurationError
 
 __all__ = ["Event", "run"]
@@ -55,6 +57,8 @@ class Event:
         When it happened; None until a joining worker has registered.
     newcomer : str, optional
         The worker that joins.
+    latecomer : str, optional
+        The worker that goes on after its pause, and whose commit has to be refused.
     moved : int
         Tokens with another owner than before, once the cluster has recovered.
     seconds : float
@@ -65,6 +69,7 @@ class Event:
     before: Snapshot
     since: datetime.datetime | None = None
     newcomer: str | None = None
+    latecomer: str | None = None
     moved: int = 0
     seconds: float = 0.0
 
@@ -156,7 +161,7 @@ def _make_tables(engine: Engine, paths: list[str]) -> None:
 
 def _play(session: Session, fleet: Fleet, workers: int, view: View) -> list[Event]:
     """Let the workers do all files, and let things happen meanwhile."""
-    acts = [(0.2, _kill), (0.4, _join), (0.6, _leave)]
+    acts = [(0.15, _kill), (0.3, _join), (0.45, _pause), (0.45, _resume), (0.75, _leave)]
     events: list[Event] = []
     happening: Event | None = Event(f"{workers} workers start", observe(session), clock(session))
     view.say(f"{workers} workers start: {', '.join(fleet.start().name for _ in range(workers))}")
@@ -165,11 +170,17 @@ def _play(session: Session, fleet: Fleet, workers: int, view: View) -> list[Even
         fleet.check()
         now = observe(session)
         view.show(now, fleet.members)
-        if happening is not None and _recovered(happening, now, fleet):
+        if happening is not None and _recovered(happening, now, fleet) and _refused(session, happening):
             events.append(happening)
             view.say(
                 f"        all owned, in even shares, after {happening.seconds:.2f} s; {happening.moved:,} tokens moved"
             )
+            for refused in session.scalars(select(RefusedCommit).where(RefusedCommit.worker == happening.latecomer)):
+                view.say(
+                    f"        what {refused.worker} had begun before, {refused.path}, was refused when it was "
+                    f"committed: {refused.owner or 'nobody'} had the file by then"
+                )
+            session.rollback()
             happening = None
         if happening is None and acts and now.files_done >= acts[0][0] * now.files:
             _, act = acts.pop(0)
@@ -198,6 +209,44 @@ def _kill(session: Session, fleet: Fleet, now: Snapshot) -> Event:
 def _join(session: Session, fleet: Fleet, now: Snapshot) -> Event:
     member = fleet.start()
     return Event(f"{member.name} joins", now, newcomer=member.name)
+
+
+def _pause(session: Session, fleet: Fleet, now: Snapshot) -> Event:
+    """Stop a worker that has begun a file and not stored it."""
+    member = fleet.working[0]
+    while True:
+        since = clock(session)
+        fleet.pause(member)
+        if _is_at_work(session, member) or observe(session).files_done == now.files:
+            return Event(f"{member.name} is paused in the middle of a file (SIGSTOP)", now, since)
+        fleet.resume(member)
+        time.sleep(LOOK / 4)
+
+
+def _is_at_work(session: Session, member: Member) -> bool:
+    """Whether a paused worker has read its file's row, and not sent anything since."""
+    ask = text("SELECT state FROM pg_stat_activity WHERE application_name = :name AND datname = current_database()")
+    with session.begin():
+        return session.scalars(ask, {"name": AT_WORK.format(member.name)}).all() == ["idle in transaction"]
+
+
+def _resume(session: Session, fleet: Fleet, now: Snapshot) -> Event:
+    member = next(member for member in fleet.members if member.state == "paused")
+    latecomer = member.name if _is_at_work(session, member) else None
+    paused = fleet.resume(member, at_least=HEARTBEAT_TIMEOUT)
+    return Event(
+        f"{member.name} goes on after {paused:.1f} s (SIGCONT)", now, newcomer=member.name, latecomer=latecomer
+    )
+
+
+def _refused(session: Session, event: Event) -> bool:
+    """Whether the commit that must not succeed has been refused, if ``event`` is about one."""
+    if event.latecomer is None:
+        return True
+    with session.begin():
+        return (
+            session.scalars(select(RefusedCommit.id).where(RefusedCommit.worker == event.latecomer)).first() is not None
+        )
 
 
 def _leave(session: Session, fleet: Fleet, now: Snapshot) -> Event:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,11 +26,12 @@ class WorkerError(Exception):
 
 @dataclass
 class Member:
-    """A worker process. ``state`` is working, killed, leaving or left."""
+    """A worker process. ``state`` is working, paused, killed, leaving or left."""
 
     name: str
     process: subprocess.Popen[bytes]
     state: str = "working"
+    paused_at: float = 0.0
 
 
 class Fleet:
@@ -58,6 +60,7 @@ class Fleet:
         running = [member.process for member in self.members if member.process.poll() is None]
         for process in running:
             process.terminate()
+            process.send_signal(signal.SIGCONT)  # one that is paused could not end
         for process in running:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(PATIENCE)
@@ -87,6 +90,19 @@ class Fleet:
         """End it as a crash would."""
         member.state = "killed"
         member.process.kill()
+
+    def pause(self, member: Member) -> None:
+        """Stop it where it stands, as a machine that is suspended or out of memory would."""
+        member.state = "paused"
+        member.paused_at = time.monotonic()
+        member.process.send_signal(signal.SIGSTOP)
+
+    def resume(self, member: Member, *, at_least: float = 0.0) -> float:
+        """Let it go on as if nothing had happened, ``at_least`` so many seconds later. Returns how many it were."""
+        time.sleep(max(0.0, member.paused_at + at_least - time.monotonic()))
+        member.state = "working"
+        member.process.send_signal(signal.SIGCONT)
+        return time.monotonic() - member.paused_at
 
     def ask_to_leave(self, member: Member) -> None:
         """Let it finish the file in hand, hand its tokens over and go."""

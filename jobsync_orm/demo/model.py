@@ -1,4 +1,4 @@
-"""The demo's table, one row for each source file."""
+"""The demo's tables: one row for each source file, and one for each commit that came too late."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from jobsync_orm.orm import TokenOwned
 
-__all__ = ["SCHEMA", "Base", "SourceFile"]
+__all__ = ["SCHEMA", "Base", "RefusedCommit", "SourceFile"]
 
 # Everything the demo makes, the library's tables included, is in this schema.
 SCHEMA = "jobsync_demo"
@@ -32,3 +32,15 @@ class SourceFile(TokenOwned, Base):
     done_by: Mapped[str | None]
     # Raised by each store, whoever makes it: a file that was done twice shows.
     times_done: Mapped[int] = mapped_column(default=0)
+
+
+class RefusedCommit(Base):
+    """A commit that came too late: the file had another owner by then."""
+
+    __tablename__ = "refused_commit"
+    __table_args__ = {"schema": SCHEMA}  # noqa: RUF012
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    path: Mapped[str]
+    worker: Mapped[str]
+    owner: Mapped[str | None]

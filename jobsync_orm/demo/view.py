@@ -130,7 +130,8 @@ class TerminalView:
         for heading in ("tokens", "files done"):
             table.add_column(heading, justify="right", min_width=10)
         for line in _lines(snapshot, members):
-            style = "green" if line.state.startswith("working") else "red" if line.state == "killed" else "dim"
+            colour = {"killed": "red", "paused": "yellow"}.get(line.state, "dim")
+            style = "green" if line.state.startswith("working") else colour
             cells = (line.name, str(line.pid), line.state, f"{line.tokens:,}", f"{line.files:,}")
             table.add_row(*cells, style=style)
         bar = ProgressBar(total=max(1, snapshot.files), completed=snapshot.files_done, width=60)

@@ -26,6 +26,7 @@ from jobsync_orm.demo.fleet import Fleet, Member, WorkerError
 from jobsync_orm.demo.model import SCHEMA, Base, SourceFile
 from jobsync_orm.demo.proof import Recount, prove
 from jobsync_orm.demo.view import PlainView, TerminalView
+from jobsync_orm.demo.worker import HEARTBEAT_TIMEOUT
 
 COMMAND = [str(Path(sys.executable).with_name("jobsync-orm")), "demo"]
 
@@ -49,7 +50,7 @@ def text_url(url: URL) -> str:
 class TestCommand:
     def test_proves_that_every_file_was_done_once(self, empty_database: URL) -> None:
         url = text_url(empty_database)
-        done = play("--workers", "3", "--files", "150", "--seconds", "12", "--url", url)
+        done = play("--workers", "3", "--files", "150", "--seconds", "16", "--url", url)
         assert done.returncode == 0, done.stdout + done.stderr
         lines = done.stdout.splitlines()
         truth = count_all(standard_library(), source_files(standard_library(), 150))
@@ -60,12 +61,19 @@ class TestCommand:
         for what, moved in (
             (r"worker-\d, the leader, is killed \(SIGKILL\)", r"3,33[34]"),
             (r"worker-4 joins", r"3,33[34]"),
+            (r"worker-\d is paused in the middle of a file \(SIGSTOP\)", r"3,33[34]"),
+            (r"worker-\d goes on after \d+\.\d s \(SIGCONT\)", r"3,33[34]"),
             (r"worker-\d leaves \(SIGTERM\)", r"3,33[34]"),
         ):
             wanted = rf"  {what} with (\d+) of 150 files done: {moved} tokens moved, recovered in \d+\.\d\d s"
             found = [match for line in lines if (match := re.fullmatch(wanted, line))]
             assert len(found) == 1, (what, done.stdout)
             assert 0 < int(found[0][1]) < 150
+        paused = next(re.search(r"after (\d+\.\d) s \(SIGCONT\)", line) for line in lines if "SIGCONT" in line)
+        assert paused is not None
+        assert float(paused[1]) >= HEARTBEAT_TIMEOUT
+        late = [line for line in lines if re.search(r"worker-\d had begun before, .*\.py, was refused", line)]
+        assert len(late) == 1, done.stdout
         engine = create_engine(empty_database)
         assert SCHEMA not in inspect(engine).get_schema_names()
         engine.dispose()
