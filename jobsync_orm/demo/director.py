@@ -4,8 +4,8 @@ What happens is triggered by the progress of the work, not by the clock: at 15 %
 joins, at 45 % one is paused in the middle of a file, and goes on after the others have taken over its tokens, at 75 %
 one leaves; none of it before the cluster has recovered from what came before. A cluster has recovered when the live
 workers own all tokens, in even shares, and none is on the move. How long that took is measured by the database's clock:
-from the SIGKILL, from the moment the new worker registered, from the SIGSTOP, from the SIGTERM; until the last token got
-its new owner.
+from the SIGKILL, from the moment the new worker registered, from the SIGSTOP, from the SIGTERM; until the last token
+got its new owner.
 """
 
 from __future__ import annotations
@@ -233,10 +233,8 @@ def _is_at_work(session: Session, member: Member) -> bool:
 def _resume(session: Session, fleet: Fleet, now: Snapshot) -> Event:
     member = next(member for member in fleet.members if member.state == "paused")
     latecomer = member.name if _is_at_work(session, member) else None
-    paused = fleet.resume(member, at_least=HEARTBEAT_TIMEOUT)
-    return Event(
-        f"{member.name} goes on after {paused:.1f} s (SIGCONT)", now, newcomer=member.name, latecomer=latecomer
-    )
+    what = f"{member.name} goes on after {fleet.resume(member, at_least=HEARTBEAT_TIMEOUT):.1f} s (SIGCONT)"
+    return Event(what, now, newcomer=member.name, latecomer=latecomer)
 
 
 def _refused(session: Session, event: Event) -> bool:
@@ -244,9 +242,8 @@ def _refused(session: Session, event: Event) -> bool:
     if event.latecomer is None:
         return True
     with session.begin():
-        return (
-            session.scalars(select(RefusedCommit.id).where(RefusedCommit.worker == event.latecomer)).first() is not None
-        )
+        found = session.scalars(select(RefusedCommit.id).where(RefusedCommit.worker == event.latecomer))
+        return found.first() is not None
 
 
 def _leave(session: Session, fleet: Fleet, now: Snapshot) -> Event:
