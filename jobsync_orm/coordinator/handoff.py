@@ -29,8 +29,10 @@ class Refreshed:
     """What a refresh found. ``state`` None: this life of the node is over."""
 
     state: str | None
-    owned: int
-    coming: int
+    epoch: int
+    owned: int = 0
+    coming: int = 0
+    resting: bool = False  # the cluster has been formed anew, and nobody owns anything yet
 
 
 class Handoff:
@@ -60,23 +62,34 @@ class Handoff:
         self.coming = False  # whether tokens are on their way here
         self.known_epoch = 0  # of the view this life of the node has taken
         self.release_at = float("inf")
+        self._rest_until = 0.0
+        self.refresh_at = float("inf")  # when the view has to be taken again, whatever is heard
         self.first_rebalance: Delivery | None = None
 
     # -- refresh ------------------------------------------------------------------------------------------------
 
-    def refresh(self, session: Session, valid_until: Callable[[], float]) -> Refreshed:
-        """Take the database's view of this node's tokens. ``valid_until`` says for how long it may be trusted."""
-        ((state, epoch_text, owned_text, draining_text, marks, coming, earlier),) = session.execute(
+    def refresh(self, session: Session, valid_until: Callable[[], float], known_epoch: int = 0) -> Refreshed:
+        """Take the database's view of this node's tokens, unless it is from before ``known_epoch``.
+
+        ``valid_until`` says for how long it may be trusted.
+        """
+        ((state, epoch_text, owned_text, draining_text, marks, coming, earlier, rest),) = session.execute(
             self._sql.refresh,
             self._membership.name,
             self._membership.incarnation,
             timeout=self._membership.answer_sec,
         )
         epoch = int(epoch_text or 0)
-        if state is None or epoch < self.known_epoch:
+        if state is None or epoch < max(known_epoch, self.known_epoch):
             # An epoch that has gone back is that of a restored or promoted copy, which has not seen all that was.
-            return Refreshed(None, 0, 0)
+            return Refreshed(None, epoch)
         owned, draining = parse_array(owned_text), set(parse_array(draining_text))
+        # The end by this process's clock as it was seen first counts as well: the server's clock may be set forward.
+        self._rest_until = max(self._rest_until, now() + float(rest or 0))
+        resting = now() < self._rest_until
+        self.refresh_at = self._rest_until + 0.01 if resting else float("inf")
+        if resting:
+            owned = []
         gained, lost = self._ownership.publish(owned, epoch, valid_until())
         self.known_epoch = epoch
         has_earlier = earlier not in (None, "0")
@@ -86,14 +99,14 @@ class Handoff:
         self._draining, self._marks, self._earlier = draining, parse_array(marks), has_earlier
         self.coming = coming not in (None, "0")
         self._tell(gained, lost, draining, epoch)
-        return Refreshed(state, len(owned), int(coming or 0))
+        return Refreshed(state, epoch, len(owned), int(coming or 0), resting)
 
     def lose_all(self) -> None:
         """This life of the node is over: whatever it had is gone."""
         epoch, self.known_epoch = self.known_epoch, 0  # the next life takes whatever epoch the database has
         lost = self._ownership.clear()
         self._draining, self._marks, self._earlier = set(), [], False
-        self.release_at = float("inf")
+        self.release_at = self.refresh_at = float("inf")
         self._tell([], lost, set(), epoch)
 
     def _tell(self, gained: list[int], lost: list[int], draining: set[int], epoch: int) -> None:
