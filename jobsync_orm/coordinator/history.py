@@ -18,14 +18,20 @@ compared all the same.
 from __future__ import annotations
 
 import logging
+import re
 import uuid
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError
+
 from jobsync_orm.coordinator.session import Param, Row, Session, SessionLost, StatementFailed
 from jobsync_orm.coordinator.statements import HEAVY_SEC, Statements
+from jobsync_orm.exceptions import SchemaNotReady
+from jobsync_orm.naming import Names
 
-__all__ = ["History", "Reformed", "Standing", "decide", "reform"]
+__all__ = ["History", "Operator", "Reformed", "Standing", "decide", "reform", "standing"]
 
 logger = logging.getLogger("jobsync_orm")
 
@@ -206,3 +212,53 @@ class History:
                 "`jobsync-orm db check`",
                 self._name,
             )
+
+
+class Operator:
+    """Forms a cluster anew because a person says so, after a restore that no running worker can notice.
+
+    Parameters
+    ----------
+    engine : Engine
+        The database; one connection is used at a time.
+    names : Names
+        The cluster.
+    """
+
+    def __init__(self, engine: Engine, names: Names) -> None:
+        self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._sql = Statements(names)
+        self._names = names
+
+    def execute(self, sql: str, *params: Param, timeout: float) -> list[Row]:
+        """Run one statement in a transaction of its own and return its rows as text; ``timeout`` is in seconds."""
+        numbered = re.sub(r"\$(\d+)", r"%(p\1)s", sql.replace("%", "%%"))
+        values = {f"p{place}": value for place, value in enumerate(params, 1)}
+        with self._engine.connect() as connection:
+            connection.exec_driver_sql(f"SET statement_timeout = {int(timeout * 1000)}")
+            rows = connection.exec_driver_sql(numbered, values).all()
+        return [tuple(None if value is None else str(value) for value in row) for row in rows]
+
+    def look(self) -> tuple[Standing, list[str]]:
+        """The cluster's row, and the names of the nodes that are members.
+
+        Raises
+        ------
+        SchemaNotReady
+            The cluster has no row.
+        """
+        if not self.execute(self._sql.standing, timeout=HEAVY_SEC):
+            raise SchemaNotReady(f"{self._names.sql('cluster')} is empty: there is no cluster to form anew")
+        members = self.execute(f"SELECT name FROM {self._names.sql('node')} ORDER BY name", timeout=HEAVY_SEC)
+        return standing(self, self._sql, HEAVY_SEC), [row[0] or "" for row in members]
+
+    def reform(self, found: Standing, rest_sec: float) -> Reformed | None:
+        """Form it anew if it still is as it was ``found``; None if somebody else just has.
+
+        ``rest_sec`` is the shortest rest, in seconds.
+        """
+        try:
+            server = self.execute(self._sql.identify, timeout=HEAVY_SEC)[0][0]
+        except DBAPIError:
+            server = None  # no right to ask; a standby refuses what comes next
+        return reform(self, self._sql, found, server, known_epoch=0, rest_sec=rest_sec, forced=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import shutil
@@ -95,10 +96,8 @@ class Postgres:
         os.kill(self._pid(), signal.SIGKILL)
 
     def stop(self) -> None:
-        try:
+        with contextlib.suppress(subprocess.CalledProcessError):  # it has been killed, or never ran
             self._run("pg_ctl", "stop", "-m", "immediate", "-w", "-D", str(self._data))
-        except subprocess.CalledProcessError:
-            pass  # it has been killed, or never ran
 
     def _pid(self) -> int:
         return int((self._data / "postmaster.pid").read_text().splitlines()[0])
