@@ -129,7 +129,11 @@ def reform(
 def _engine(url: str) -> Iterator[Engine]:
     """An engine; an error about the input or from the server becomes one line and exit code 2."""
     try:
-        engine = create_engine(CoordinationConfig(url=url).sqlalchemy_url(), poolclass=NullPool)
+        # Nothing is prepared, so that it works through any pooler.
+        unprepared = {"prepare_threshold": None}
+        engine = create_engine(
+            CoordinationConfig(url=url).sqlalchemy_url(), poolclass=NullPool, connect_args=unprepared
+        )
         try:
             yield engine
         finally:

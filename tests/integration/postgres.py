@@ -46,11 +46,11 @@ def identity() -> dict[str, Any]:
 
 
 @contextmanager
-def open_folder() -> Iterator[Path]:
-    """A temporary folder that the server's user may write to."""
+def open_folder(who: dict[str, Any]) -> Iterator[Path]:
+    """A temporary folder of the user that ``identity`` gives."""
     folder = Path(tempfile.mkdtemp(prefix="jobsync-pg-"))
     try:
-        if who := identity():
+        if who:
             os.chown(folder, who["user"], who["group"])
         yield folder
     finally:

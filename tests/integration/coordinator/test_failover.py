@@ -10,7 +10,7 @@ from sqlalchemy import URL, create_engine
 
 from jobsync_orm import migrate
 from tests.integration.cluster import Cluster, wait_for
-from tests.integration.postgres import Postgres, open_folder, programs
+from tests.integration.postgres import Postgres, identity, open_folder, programs
 from tests.integration.relay import Relay
 
 
@@ -18,7 +18,7 @@ from tests.integration.relay import Relay
 def pair() -> Iterator[tuple[Postgres, Postgres]]:
     """A primary with the library's tables, and a standby that streams from it, asynchronously."""
     bin = programs()
-    with open_folder() as folder:
+    with open_folder(identity()) as folder:
         primary, standby = Postgres(folder, "primary", bin), Postgres(folder, "standby", bin)
         try:
             primary.create()
