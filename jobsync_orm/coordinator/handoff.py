@@ -63,7 +63,6 @@ class Handoff:
         self.known_epoch = 0  # of the view this life of the node has taken
         self.release_at = float("inf")
         self._rest_until = 0.0
-        self.refresh_at = float("inf")  # when the view has to be taken again, whatever is heard
         self.first_rebalance: Delivery | None = None
 
     # -- refresh ------------------------------------------------------------------------------------------------
@@ -87,7 +86,6 @@ class Handoff:
         # The end by this process's clock as it was seen first counts as well: the server's clock may be set forward.
         self._rest_until = max(self._rest_until, now() + float(rest or 0))
         resting = now() < self._rest_until
-        self.refresh_at = self._rest_until + 0.01 if resting else float("inf")
         if resting:
             owned = []
         gained, lost = self._ownership.publish(owned, epoch, valid_until())
@@ -95,7 +93,7 @@ class Handoff:
         has_earlier = earlier not in (None, "0")
         if draining != self._draining or has_earlier != self._earlier:
             self._retry = RETRY_FIRST_SEC
-            self.release_at = now() if draining or has_earlier else float("inf")
+            self.release_at = max(now(), self._rest_until + 0.01) if draining or has_earlier else float("inf")
         self._draining, self._marks, self._earlier = draining, parse_array(marks), has_earlier
         self.coming = coming not in (None, "0")
         self._tell(gained, lost, draining, epoch)
@@ -106,7 +104,7 @@ class Handoff:
         epoch, self.known_epoch = self.known_epoch, 0  # the next life takes whatever epoch the database has
         lost = self._ownership.clear()
         self._draining, self._marks, self._earlier = set(), [], False
-        self.release_at = self.refresh_at = float("inf")
+        self.release_at = float("inf")
         self._tell([], lost, set(), epoch)
 
     def _tell(self, gained: list[int], lost: list[int], draining: set[int], epoch: int) -> None:
@@ -134,12 +132,13 @@ class Handoff:
         return any(delivery.done.is_set() for delivery, _ in self._revoking)
 
     def release(self, session: Session) -> bool:
-        """Release what can be released now; True if a refresh is needed to know what is left."""
+        """Release what can be released now; True if a refresh is needed to know what is left, or has been taken up."""
         self._revoking = [(delivery, tokens) for delivery, tokens in self._revoking if not delivery.done.is_set()]
         busy = {token for _, tokens in self._revoking for token in tokens}
         ready = len(self._draining - busy)
         self.release_at = float("inf")
         moved = 0
+        taken_up = False
         if ready:
             # A mark names all its tokens: one plan is one epoch, and the refresh that saw the mark saw them all.
             rows = session.execute(
@@ -151,6 +150,7 @@ class Handoff:
                 timeout=HEAVY_SEC,
             )
             moved = sum(int(row[1] or 0) for row in rows)
+            taken_up = any(row[0] == self._membership.name for row in rows)
             if moved == ready:
                 self._draining &= busy
         regained = 0
@@ -160,9 +160,9 @@ class Handoff:
             )
             regained = int(count or 0)
         if self._draining - busy or self._earlier:
-            self.release_at = now() + self._retry
+            self.release_at = max(now() + self._retry, self._rest_until + 0.01)
             self._retry = min(2 * self._retry, RETRY_MOST_SEC)
-        return regained > 0 or 0 < moved < ready
+        return taken_up or regained > 0 or 0 < moved < ready
 
     def revoke_all(self) -> Delivery | None:
         """Say no to everything, because this node leaves, and tell ``on_revoke``."""

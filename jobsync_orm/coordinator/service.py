@@ -328,7 +328,6 @@ class Coordinator:
         while not self._stop.is_set():
             try:
                 at = now()
-                self._refresh_due = self._refresh_due or at >= self._handoff.refresh_at
                 if at >= self._next_beat and not self._beat():
                     self._evicted()
                     self._register()
@@ -355,8 +354,7 @@ class Coordinator:
                 continue
             if self._refresh_due:
                 continue
-            handoff, plan_at = self._handoff, self._leadership.plan_at
-            due = min(self._next_beat, handoff.release_at, handoff.refresh_at, plan_at, self._entering_at())
+            due = min(self._next_beat, self._handoff.release_at, self._leadership.plan_at, self._entering_at())
             heard = self._session.wait(max(0.0, due - now()))
             if everyones in heard and (self._leadership.is_in_line or not self._entered.is_set()):
                 self._next_beat = 0.0

@@ -84,9 +84,11 @@ class Statements:
         self.adopt_history = f"UPDATE {cluster} SET history = $2::text WHERE incarnation = $1::uuid AND history IS NULL"
         # The CAS is on the cluster's incarnation, which only this statement changes: of several that notice at once,
         # the first does it, and one that was paused meanwhile changes nothing. It asks for the reason again: another
-        # history, an epoch that has gone back, or an operator's word. Token rows in use keep their epochs; whoever
-        # gets those tokens next raises them. A node whose registration this statement cannot see yet keeps its row; it
-        # hears of the new epoch at its next heartbeat, and rests like everybody.
+        # history, an epoch that has gone back, or an operator's word. Each token is marked to be handed over to the
+        # owner it has: so nobody owns it, by any statement's standards, until the owner takes it up after the rest, as
+        # it would release it to another, or the leader has other plans. Token rows in use stay as they are; whoever
+        # gets those tokens next raises their epochs. A node whose registration this statement cannot see yet keeps its
+        # row; it hears of the new epoch at its next heartbeat, and rests like everybody.
         self.reform = f"""
             WITH c AS (
                 UPDATE {cluster} c SET incarnation = $2::uuid, history = coalesce($3::text, c.history),
@@ -103,7 +105,8 @@ class Statements:
                 DELETE FROM {node} n USING c WHERE n.rejoin_grace_sec = 0 AND n.state <> 'away' RETURNING n.name),
             free AS (SELECT t.ctid FROM {token} t WHERE EXISTS (SELECT 1 FROM c) FOR UPDATE OF t SKIP LOCKED),
             raised AS (
-                UPDATE {token} t SET epoch = c.epoch, next_node = NULL, next_epoch = NULL, drain_deadline = NULL
+                UPDATE {token} t SET epoch = c.epoch, next_node = t.node,
+                    next_epoch = CASE WHEN t.node IS NOT NULL THEN c.epoch END, drain_deadline = NULL
                 FROM free, c WHERE t.ctid = free.ctid),
             claims AS (
                 DELETE FROM {claim} WHERE task_id IN (SELECT task_id FROM {claim}
@@ -127,7 +130,9 @@ class Statements:
             f" FROM {node} WHERE name = $1::text"
         )
         self.register = f"""
-            WITH c AS (UPDATE {cluster} SET epoch = epoch + 1, revision = revision + 1 RETURNING epoch),
+            WITH c AS (
+                UPDATE {cluster} SET epoch = epoch + 1, revision = revision + 1
+                RETURNING epoch, coalesce(rest_until > clock_timestamp(), false) AS rests),
             me AS (
                 INSERT INTO {node} AS n (name, ordinal, incarnation, registered_at, join_epoch, last_heartbeat,
                     applied_epoch, state, weight, can_lead, heartbeat_timeout_sec, connection_grace_sec,
@@ -151,8 +156,9 @@ class Statements:
                 SELECT t.ctid FROM {token} t WHERE t.node = $1::text AND EXISTS (SELECT 1 FROM me)
                 FOR UPDATE OF t SKIP LOCKED),
             again AS (
-                UPDATE {token} t SET epoch = c.epoch, assigned_at = clock_timestamp(), next_node = NULL,
-                    next_epoch = NULL, drain_deadline = NULL
+                UPDATE {token} t SET epoch = c.epoch, assigned_at = clock_timestamp(),
+                    next_node = CASE WHEN c.rests THEN t.node END, next_epoch = CASE WHEN c.rests THEN c.epoch END,
+                    drain_deadline = NULL
                 FROM mine, c WHERE t.ctid = mine.ctid)
             SELECT me.join_epoch, pg_notify({channel}, '') FROM me"""
         # Claims of an earlier life of the name; whatever it still does under them is void.
@@ -240,10 +246,12 @@ class Statements:
                     count(*) FILTER (WHERE next_node = $1::text) AS coming,
                     count(*) FILTER (WHERE node = $1::text AND next_node IS NULL AND epoch < n.join_epoch) AS earlier
                 FROM {token} WHERE node = $1::text OR next_node = $1::text) t ON true"""
+        rests = f"(SELECT rest_until > clock_timestamp() FROM {cluster}) IS TRUE"
         self.regain = f"""
             WITH mine AS (
                 SELECT t.ctid FROM {node} n JOIN {token} t ON t.node = n.name AND t.epoch < n.join_epoch
-                WHERE n.name = $1::text AND n.incarnation = $2::uuid AND n.state <> 'away' AND t.next_node IS NULL
+                WHERE NOT {rests} AND n.name = $1::text AND n.incarnation = $2::uuid AND n.state <> 'away'
+                    AND t.next_node IS NULL
                 FOR UPDATE OF t SKIP LOCKED),
             c AS (
                 UPDATE {cluster} SET epoch = epoch + 1 WHERE (SELECT count(*) FROM mine) > 0 RETURNING epoch),
@@ -253,15 +261,17 @@ class Statements:
             SELECT count(*) FROM again"""
         # The new owner gets the token at the epoch of the mark: what the old owner began on it, it began before it knew
         # that epoch. So no release touches the cluster row, owners release side by side, and nobody else has to look.
+        # A token that was marked for its own owner, when the cluster was formed anew, waits for no claim.
         self.release = f"""
             WITH free AS (
                 SELECT t.ctid FROM {token} t
-                WHERE t.node = $1::text AND t.next_epoch = ANY ($3::bigint[]) AND NOT t.token_id = ANY ($4::int[])
-                    AND t.next_node IS NOT NULL
+                WHERE NOT {rests} AND t.node = $1::text AND t.next_epoch = ANY ($3::bigint[])
+                    AND NOT t.token_id = ANY ($4::int[]) AND t.next_node IS NOT NULL
                     AND EXISTS (SELECT 1 FROM {node} WHERE name = $1::text AND incarnation = $2::uuid)
                     AND (t.next_node = '{PARK}'
                         OR EXISTS (SELECT 1 FROM {node} n WHERE n.name = t.next_node AND n.state <> 'away'))
-                    AND NOT EXISTS (SELECT 1 FROM {claim} k WHERE k.token_id = t.token_id AND k.node = $1::text)
+                    AND (t.next_node = t.node
+                        OR NOT EXISTS (SELECT 1 FROM {claim} k WHERE k.token_id = t.token_id AND k.node = $1::text))
                 FOR UPDATE OF t SKIP LOCKED),
             moved AS (
                 UPDATE {token} t SET node = nullif(t.next_node, '{PARK}'), epoch = t.next_epoch,

@@ -17,7 +17,7 @@ from jobsync_orm.coordinator.handoff import Handoff
 from jobsync_orm.coordinator.history import History, Operator, Standing, reform, standing
 from jobsync_orm.coordinator.leadership import GRANT, Leadership
 from jobsync_orm.coordinator.membership import Membership
-from jobsync_orm.coordinator.session import Session, array
+from jobsync_orm.coordinator.session import Session, array, now
 from jobsync_orm.coordinator.statements import LEAP, Statements
 from jobsync_orm.coordinator.view import Ownership
 from jobsync_orm.naming import Names
@@ -26,6 +26,9 @@ from tests.integration.cluster import QUICK, Cluster, wait_for
 from tests.integration.coordinator.backstage import add_node, open_session
 
 SQL = Statements(Names())
+
+# The rest lasts as long as this timeout.
+SOON = {**QUICK, "heartbeat_interval_sec": 0.3, "heartbeat_timeout_sec": 1.5}
 
 
 @pytest.fixture
@@ -85,9 +88,8 @@ def test_all_that_was_given_out_is_left_behind(populated: Engine, session: Sessi
     after = standing(session, SQL, 5)
     assert (after.epoch, after.history) == (60 + LEAP, "new")
     assert after.incarnation != before.incarnation
-    assert ask(populated, "SELECT DISTINCT epoch, node, next_node, next_epoch FROM sync_token") == [
-        (60 + LEAP, "a", None, None)
-    ]
+    rows = ask(populated, "SELECT DISTINCT epoch, node, next_node, next_epoch FROM sync_token")
+    assert rows == [(60 + LEAP, "a", "a", 60 + LEAP)], "on its way to the owner it has"
     assert ask(populated, "SELECT count(*) FROM sync_claim") == [(0,)]
     assert ask(populated, "SELECT task_id FROM sync_lock") == [("t",)]
     assert ask(populated, "SELECT nextval('sync_claim_fence_seq') - :fence > 999999999", fence=fence) == [(True,)]
@@ -227,22 +229,32 @@ def test_the_leader_plans_as_soon_as_the_rest_is_over(engine: Engine, session: S
     assert outcome.moved == 1
 
 
-def test_the_view_is_empty_and_taken_again_at_the_end(engine: Engine, session: Session, leader: str) -> None:
+def test_tokens_are_taken_up_when_the_rest_is_over(engine: Engine, session: Session, leader: str) -> None:
     config = CoordinationConfig(url=engine.url)
     membership = Membership(config, "a", SQL)
     membership.incarnation = leader
-    ownership = Ownership(config.total_tokens, 0)
+    ownership = Ownership(10_000, 0)
     handoff = Handoff(SQL, membership, ownership, 60, None, None)
     rest(engine, 1.5)
+    run(engine, "UPDATE sync_token SET next_node = node, next_epoch = 50")
+    run(engine, "UPDATE sync_token SET next_node = 'unknown' WHERE token_id = 8")
+    run(
+        engine,
+        "INSERT INTO sync_claim (task_id, token_id, node, incarnation, epoch) VALUES ('t', 9, 'a', :life, 50)",
+        life=leader,
+    )
     found = handoff.refresh(session, lambda: float("inf"))
     assert (found.owned, found.resting) == (0, True)
     assert not ownership.held.tokens()
+    assert not handoff.release(session)
     rest(engine, -60)  # the server's clock is set forward
     assert handoff.refresh(session, lambda: float("inf")).resting
-    assert handoff.refresh_at < float("inf")
+    assert 1 < handoff.release_at - now() < 1.6
     wait_for(lambda: not handoff.refresh(session, lambda: float("inf")).resting, "the rest is over")
-    assert len(ownership.held.tokens()) == config.total_tokens - 1
-    assert handoff.refresh_at == float("inf")
+    assert not ownership.held.tokens()
+    assert handoff.release(session), "it says that there is something new to see"
+    assert handoff.refresh(session, lambda: float("inf")).owned == 10_000 - 2
+    assert len(ownership.held.tokens()) == 10_000 - 2
 
 
 def test_a_view_older_than_what_the_process_has_seen_is_not_taken(
@@ -267,7 +279,7 @@ def test_a_worker_that_may_neither_ask_nor_set_works(server: Any, engine: Engine
         connection.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role}")
         connection.execute(f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {role}")
     try:
-        with Job("w1", CoordinationConfig(url=database.set(username=role), **QUICK)) as job:
+        with Job("w1", CoordinationConfig(url=database.set(username=role), **SOON)) as job:
             assert len(job.my_tokens) == 10_000
             with open_session(database.set(username=role)) as session:
                 done = form_anew(session)
@@ -285,7 +297,7 @@ def test_a_worker_that_may_neither_ask_nor_set_works(server: Any, engine: Engine
 
 def test_a_commit_begun_before_is_refused_after(engine: Engine, session: Session, database: URL) -> None:
     """By the question that the fence asks before each commit."""
-    with Job("w1", CoordinationConfig(url=database, **QUICK)) as job:
+    with Job("w1", CoordinationConfig(url=database, **SOON)) as job:
         fence = "SELECT count(*) FROM sync_token WHERE node = 'w1' AND epoch <= :known AND token_id = 7"
         known = job.token_version
         assert ask(engine, fence, known=known) == [(1,)]
@@ -326,9 +338,13 @@ def test_an_older_state_put_back_under_running_workers(cluster: Cluster, engine:
     wait_for(lambda: ask(engine, "SELECT 1 FROM sync_cluster WHERE epoch > :leap", leap=LEAP), "it is formed anew")
     wait_for(lambda: not cluster.workers["w1"].held(), "it rests")
     cluster.wait_shared("w1", "w3")
-    ((epoch, lowest),) = ask(engine, "SELECT epoch, (SELECT min(epoch) FROM sync_token) FROM sync_cluster")
+    ((epoch, lowest, marked),) = ask(
+        engine,
+        "SELECT c.epoch, min(t.epoch), count(t.next_node) FROM sync_cluster c, sync_token t GROUP BY c.epoch",
+    )
     assert epoch >= lowest > highest + LEAP - 1
     assert epoch < 2 * LEAP, "once"
+    assert marked == 0
     assert ask(engine, "SELECT name FROM sync_node ORDER BY name") == [("w1",), ("w3",)]
     assert cluster.overlaps() == {}
 
