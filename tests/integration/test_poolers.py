@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import URL, Engine, create_engine, select, text
 from sqlalchemy.orm import Session
 
-from jobsync_orm import CoordinationConfig, Job, migrate
+from jobsync_orm import CoordinationConfig, Job, OwnedSession, OwnershipLost, migrate
 from jobsync_orm.exceptions import PooledConnection
 from tests.integration.cluster import QUICK
 from tests.integration.orm.models import Base, Item
@@ -121,3 +121,37 @@ def test_owned_rows_through_a_pooler(items: None, database: URL, pool: Engine) -
                 assert len(mine | theirs) == 40
         for session in sessions:
             session.close()
+
+
+def test_the_fence_holds_through_a_pooler(items: None, engine: Engine, database: URL, pool: Engine) -> None:
+    """Each commit is checked for its own job, whichever server connection it has; nothing stays behind on one."""
+    config: Any = {"url": database, **QUICK}
+    with Job("w1", CoordinationConfig(**config)) as one, Job("w2", CoordinationConfig(**config)) as two:
+        sessions = [OwnedSession(pool, job=job) for job in (one, two, one, two)]
+        jobs = [one, two, one, two]
+        for turn in range(8):
+            for job, session in zip(jobs, sessions, strict=True):
+                for item in session.scalars(select(Item).where(Item.owned_by(job))):
+                    item.note = f"{turn} {job.node_name}"
+                session.commit()
+        with Session(engine) as session:
+            notes = session.scalars(select(Item.note)).all()
+        assert set(notes) == {"7 w1", "7 w2"}
+
+        mine = sessions[0].scalars(select(Item).where(Item.owned_by(one))).first()
+        assert mine is not None
+        mine.note = "late"
+        sessions[0].flush()
+        with engine.begin() as connection:
+            move = "UPDATE sync_token SET node = 'w2', epoch = epoch + 1 WHERE token_id = :token"
+            connection.execute(text(move), {"token": mine.token_id})
+        with pytest.raises(OwnershipLost) as lost:
+            sessions[0].commit()
+        assert lost.value.owners == {lost.value.tokens[0]: "w2"}
+        for session in sessions:
+            session.close()
+    with pool.connect() as left, pool.connect() as right:
+        for connection in (left, right):
+            assert connection.execute(text("SELECT current_setting('jobsync.node', true)")).scalar() in ("", None)
+    with Session(engine) as session:
+        assert session.scalars(select(Item.note).where(Item.note == "late")).all() == []

@@ -10,9 +10,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import URL, Engine, create_engine, text
+from sqlalchemy import URL, Engine, create_engine, select, text
 
-from jobsync_orm import CoordinationConfig, Job
+from jobsync_orm import CoordinationConfig, Job, OwnedSession, OwnershipLost
 from jobsync_orm.coordinator.handoff import Handoff
 from jobsync_orm.coordinator.history import History, Operator, Standing, reform, standing
 from jobsync_orm.coordinator.leadership import GRANT, Leadership
@@ -24,6 +24,7 @@ from jobsync_orm.naming import Names
 from tests.conftest import dsn
 from tests.integration.cluster import QUICK, Cluster, wait_for
 from tests.integration.coordinator.backstage import add_node, open_session
+from tests.integration.orm.models import Base, Item
 
 SQL = Statements(Names())
 
@@ -296,15 +297,24 @@ def test_a_worker_that_may_neither_ask_nor_set_works(server: Any, engine: Engine
 
 
 def test_a_commit_begun_before_is_refused_after(engine: Engine, session: Session, database: URL) -> None:
-    """By the question that the fence asks before each commit."""
+    Base.metadata.create_all(engine)
     with Job("w1", CoordinationConfig(url=database, **SOON)) as job:
-        fence = "SELECT count(*) FROM sync_token WHERE node = 'w1' AND epoch <= :known AND token_id = 7"
-        known = job.token_version
-        assert ask(engine, fence, known=known) == [(1,)]
-        form_anew(session)
-        assert ask(engine, fence, known=known) == [(0,)]
+        with OwnedSession(engine, job=job) as application:
+            application.add(Item(id=1, sku="before"))
+            application.flush()
+            form_anew(session, rest_sec=4)
+            with pytest.raises(OwnershipLost):
+                application.commit()
+        with OwnedSession(engine, job=job) as application:
+            assert application.scalars(select(Item).where(Item.owned_by(job))).all() == []
+            application.add(Item(id=2, sku="resting"))
+            with pytest.raises(OwnershipLost):
+                application.commit()
         wait_for(lambda: job.token_version > LEAP and job.my_tokens, "it owns them again")
-        assert ask(engine, fence, known=known) == [(0,)]
+        with OwnedSession(engine, job=job) as application:
+            application.add(Item(id=3, sku="after"))
+            application.commit()
+    assert ask(engine, "SELECT sku FROM item") == [("after",)]
 
 
 def test_an_older_state_put_back_under_running_workers(cluster: Cluster, engine: Engine) -> None:
