@@ -9,7 +9,12 @@ import pytest
 from sqlalchemy import URL, create_engine
 
 from jobsync_orm import migrate
+from jobsync_orm.coordinator.history import History
+from jobsync_orm.coordinator.session import SessionLost
+from jobsync_orm.coordinator.statements import Statements
+from jobsync_orm.naming import Names
 from tests.integration.cluster import Cluster, wait_for
+from tests.integration.coordinator.backstage import open_session
 from tests.integration.postgres import Postgres, identity, open_folder, programs
 from tests.integration.relay import Relay
 
@@ -65,7 +70,7 @@ def highest_epoch(server: Postgres) -> int:
     return int(epoch)
 
 
-@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("restarted", [pytest.param(False, marks=pytest.mark.chaos), True])
 def test_workers_form_the_cluster_anew_on_the_standby(
     pair: tuple[Postgres, Postgres], make_cluster: Callable[..., Cluster], restarted: bool
 ) -> None:
@@ -81,6 +86,8 @@ def test_workers_form_the_cluster_anew_on_the_standby(
         catch_up(primary, standby)
         stop_streaming(standby)
         before = highest_epoch(standby)
+        with open_session(standby.url) as session, pytest.raises(SessionLost, match="has not been promoted"):
+            History(Statements(Names()), "w1", 4, 5).identify(session)
         cluster.workers["left"].signal(signal.SIGTERM)
         cluster.add("lost", url=either(relay.url, standby.url))
         cluster.wait_shared("w1", "w2", "lost")
