@@ -258,6 +258,28 @@ def test_tokens_are_taken_up_when_the_rest_is_over(engine: Engine, session: Sess
     assert len(ownership.held.tokens()) == 10_000 - 2
 
 
+@pytest.mark.parametrize("resting", [True, False])
+def test_a_node_that_registers_gets_its_tokens_after_the_rest(engine: Engine, session: Session, resting: bool) -> None:
+    """Under its name already; by ``register``, or by ``regain`` if an application held the row just then."""
+    rest(engine, 60 if resting else -1)
+    run(engine, "UPDATE sync_token SET node = 'a' WHERE token_id IN (7, 8)")
+    membership = Membership(CoordinationConfig(url=engine.url), "a", SQL)
+    with engine.connect() as application:
+        application.execute(text("SELECT 1 FROM sync_token WHERE token_id = 8 FOR SHARE"))
+        assert membership.register(session, now() + 5, lambda: False)
+    ((regained,),) = session.execute(SQL.regain, "a", membership.incarnation, timeout=3)
+    rows = ask(
+        engine, "SELECT epoch > 0, next_node, next_epoch - epoch FROM sync_token WHERE node = 'a' ORDER BY token_id"
+    )
+    if resting:
+        assert regained == "0"
+        assert rows == [(True, "a", 0), (False, None, None)]
+        assert session.execute(SQL.release, "a", membership.incarnation, "{1}", "{}", timeout=3) == []
+    else:
+        assert regained == "1"
+        assert rows == [(True, None, None), (True, None, None)]
+
+
 def test_a_view_older_than_what_the_process_has_seen_is_not_taken(
     session: Session, engine: Engine, leader: str
 ) -> None:
