@@ -12,7 +12,9 @@ from sqlalchemy.exc import DBAPIError
 
 from jobsync_orm import migrate
 from jobsync_orm.config import CoordinationConfig
+from jobsync_orm.coordinator.history import Operator
 from jobsync_orm.exceptions import JobsyncError
+from jobsync_orm.naming import DEFAULT_APPNAME, Names
 
 __all__ = ["app"]
 
@@ -87,11 +89,51 @@ def check(
     typer.echo("ok")
 
 
+@app.command()
+def reform(
+    url: Url,
+    appname: Appname = None,
+    schema: Schema = None,
+    rest: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="Least number of seconds for which nobody owns anything: the longest heartbeat_timeout_sec of the "
+            "workers that may still run.",
+        ),
+    ] = CoordinationConfig.heartbeat_timeout_sec,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Form the cluster anew after a restore: no epoch or fencing number from before it is ever given out again.
+
+    Claims and hand-overs under way end, every worker registers anew by itself, and nobody owns anything for a while.
+    Rows of your tables, pins, checkpoints and the audit stay. A failover needs no command: workers notice it.
+    """
+    with _engine(url) as engine:
+        operator = Operator(engine, Names(appname or DEFAULT_APPNAME, schema))
+        found, members = operator.look()
+        typer.echo(f"epoch {found.epoch}, {len(members)} nodes: {', '.join(members) or 'none'}")
+        if not yes:
+            typer.confirm("End all claims and let nobody own anything until the cluster has rested?", abort=True)
+        done = operator.reform(found, rest)
+        if done is None:
+            typer.echo("error: somebody else has formed it anew just now; nothing was changed", err=True)
+            raise typer.Exit(1)
+        typer.echo(f"formed anew at epoch {done.epoch}; nobody owns anything for {done.rest_sec:.0f} s")
+        if not done.fences_raised:
+            typer.echo("error: this role may not raise the fencing numbers of claims; see `db check`", err=True)
+            raise typer.Exit(1)
+
+
 @contextmanager
 def _engine(url: str) -> Iterator[Engine]:
     """An engine; an error about the input or from the server becomes one line and exit code 2."""
     try:
-        engine = create_engine(CoordinationConfig(url=url).sqlalchemy_url(), poolclass=NullPool)
+        # Nothing is prepared, so that it works through any pooler.
+        unprepared = {"prepare_threshold": None}
+        engine = create_engine(
+            CoordinationConfig(url=url).sqlalchemy_url(), poolclass=NullPool, connect_args=unprepared
+        )
         try:
             yield engine
         finally:

@@ -16,6 +16,8 @@ PROTOCOL_VERSION = 1
 # undefined_table, invalid_schema_name
 MISSING = ("42P01", "3F000")
 
+UNDEFINED_COLUMN = "42703"
+
 
 class Admission:
     """The conditions of one node's part in its cluster."""
@@ -72,10 +74,15 @@ class Admission:
         try:
             rows = session.execute(self._sql.cluster, timeout=timeout)
         except StatementFailed as failed:
+            if failed.sqlstate == UNDEFINED_COLUMN:
+                raise SchemaNotReady(
+                    f"the tables of appname {self._config.appname!r} are of an older revision: "
+                    f"run `{_upgrade(self._config)}`"
+                ) from None
             if failed.sqlstate not in MISSING:
                 raise
             raise not_ready(self._config) from None
-        check_settings(self._config, rows[0] if rows else None)
+        check_settings(self._config, rows[0][:3] if rows else None)
 
 
 def _upgrade(config: CoordinationConfig) -> str:

@@ -29,8 +29,10 @@ class Refreshed:
     """What a refresh found. ``state`` None: this life of the node is over."""
 
     state: str | None
-    owned: int
-    coming: int
+    epoch: int
+    owned: int = 0
+    coming: int = 0
+    resting: bool = False  # the cluster has been formed anew, and nobody owns anything yet
 
 
 class Handoff:
@@ -60,33 +62,42 @@ class Handoff:
         self.coming = False  # whether tokens are on their way here
         self.known_epoch = 0  # of the view this life of the node has taken
         self.release_at = float("inf")
+        self._rest_until = 0.0
         self.first_rebalance: Delivery | None = None
 
     # -- refresh ------------------------------------------------------------------------------------------------
 
-    def refresh(self, session: Session, valid_until: Callable[[], float]) -> Refreshed:
-        """Take the database's view of this node's tokens. ``valid_until`` says for how long it may be trusted."""
-        ((state, epoch_text, owned_text, draining_text, marks, coming, earlier),) = session.execute(
+    def refresh(self, session: Session, valid_until: Callable[[], float], known_epoch: int = 0) -> Refreshed:
+        """Take the database's view of this node's tokens, unless it is from before ``known_epoch``.
+
+        ``valid_until`` says for how long it may be trusted.
+        """
+        ((state, epoch_text, owned_text, draining_text, marks, coming, earlier, rest),) = session.execute(
             self._sql.refresh,
             self._membership.name,
             self._membership.incarnation,
             timeout=self._membership.answer_sec,
         )
         epoch = int(epoch_text or 0)
-        if state is None or epoch < self.known_epoch:
+        if state is None or epoch < max(known_epoch, self.known_epoch):
             # An epoch that has gone back is that of a restored or promoted copy, which has not seen all that was.
-            return Refreshed(None, 0, 0)
+            return Refreshed(None, epoch)
         owned, draining = parse_array(owned_text), set(parse_array(draining_text))
+        # The end by this process's clock as it was seen first counts as well: the server's clock may be set forward.
+        self._rest_until = max(self._rest_until, now() + float(rest or 0))
+        resting = now() < self._rest_until
+        if resting:
+            owned = []
         gained, lost = self._ownership.publish(owned, epoch, valid_until())
         self.known_epoch = epoch
         has_earlier = earlier not in (None, "0")
         if draining != self._draining or has_earlier != self._earlier:
             self._retry = RETRY_FIRST_SEC
-            self.release_at = now() if draining or has_earlier else float("inf")
+            self.release_at = max(now(), self._rest_until + 0.01) if draining or has_earlier else float("inf")
         self._draining, self._marks, self._earlier = draining, parse_array(marks), has_earlier
         self.coming = coming not in (None, "0")
         self._tell(gained, lost, draining, epoch)
-        return Refreshed(state, len(owned), int(coming or 0))
+        return Refreshed(state, epoch, len(owned), int(coming or 0), resting)
 
     def lose_all(self) -> None:
         """This life of the node is over: whatever it had is gone."""
@@ -121,12 +132,13 @@ class Handoff:
         return any(delivery.done.is_set() for delivery, _ in self._revoking)
 
     def release(self, session: Session) -> bool:
-        """Release what can be released now; True if a refresh is needed to know what is left."""
+        """Release what can be released now; True if a refresh is needed to know what is left, or has been taken up."""
         self._revoking = [(delivery, tokens) for delivery, tokens in self._revoking if not delivery.done.is_set()]
         busy = {token for _, tokens in self._revoking for token in tokens}
         ready = len(self._draining - busy)
         self.release_at = float("inf")
         moved = 0
+        taken_up = False
         if ready:
             # A mark names all its tokens: one plan is one epoch, and the refresh that saw the mark saw them all.
             rows = session.execute(
@@ -138,6 +150,7 @@ class Handoff:
                 timeout=HEAVY_SEC,
             )
             moved = sum(int(row[1] or 0) for row in rows)
+            taken_up = any(row[0] == self._membership.name for row in rows)
             if moved == ready:
                 self._draining &= busy
         regained = 0
@@ -147,9 +160,9 @@ class Handoff:
             )
             regained = int(count or 0)
         if self._draining - busy or self._earlier:
-            self.release_at = now() + self._retry
+            self.release_at = max(now() + self._retry, self._rest_until + 0.01)
             self._retry = min(2 * self._retry, RETRY_MOST_SEC)
-        return regained > 0 or 0 < moved < ready
+        return taken_up or regained > 0 or 0 < moved < ready
 
     def revoke_all(self) -> Delivery | None:
         """Say no to everything, because this node leaves, and tell ``on_revoke``."""

@@ -106,6 +106,7 @@ class Leadership:
         self._plan_at = float("inf")
         self._planned_at = 0.0
         self._retry = RETRY_FIRST_SEC
+        self._rest_until = 0.0
         self._under_way: _Planned | None = None
         self._parked: set[int] = set()
         self.oldest: list[str] = []
@@ -162,10 +163,11 @@ class Leadership:
         )
         return [row[0] or "" for row in rows]
 
-    def plan(self, session: Session, incarnation: str) -> Outcome | None:
+    def plan(self, session: Session, incarnation: str, known_epoch: int = 0) -> Outcome | None:
         """Read, plan, and publish; a large plan batch by batch, one in each call, so that heartbeats go on.
 
-        None where there was nothing to do or the world had changed meanwhile.
+        None where there was nothing to do, the cluster rests, or the world had changed meanwhile, so much so perhaps
+        that the database is from before ``known_epoch``.
         """
         self._plan_at = now() + FAILED_SEC  # whatever fails below is tried again
         planned, self._under_way = self._under_way, None
@@ -175,7 +177,7 @@ class Leadership:
             self._settle(planned)
             return None
         steps = planned.batches.pop(0) if planned.batches else []
-        outcome = self._publish(session, incarnation, planned, steps)
+        outcome = self._publish(session, incarnation, planned, steps, known_epoch)
         if outcome is None:
             self._plan_at = now() + PLAN_GAP_SEC
             return None
@@ -202,7 +204,13 @@ class Leadership:
         """Read what is, and work out what is to be."""
         self._planned_at = now()
         (snapshot,) = session.execute(self._sql.snapshot, timeout=HEAVY_SEC)
-        revision, pins_revision, started, members_text, pins_text, expiry, orphaned = snapshot
+        revision, pins_revision, started, members_text, pins_text, expiry, orphaned, rest = snapshot
+        # As long as by either clock: the server's may be set forward meanwhile.
+        self._rest_until = max(self._rest_until, now() + float(rest or 0))
+        if now() < self._rest_until:
+            # Nothing may be given out yet, and pins of nodes that still have to come back are no orphans.
+            self._planned_revisions = self._seen_revisions = (int(revision or 0), int(pins_revision or 0))
+            return _Planned(revision, started, "", 0, 0, (), [], self._rest_until + 0.01)
         later = now() + RECONCILE_SEC
         if orphaned == "t":
             session.execute(self._sql.drop_orphaned_pins, timeout=HEAVY_SEC)
@@ -249,7 +257,9 @@ class Leadership:
             )
         self._parked = parked
 
-    def _publish(self, session: Session, incarnation: str, planned: _Planned, steps: Sequence[Step]) -> Outcome | None:
+    def _publish(
+        self, session: Session, incarnation: str, planned: _Planned, steps: Sequence[Step], known_epoch: int
+    ) -> Outcome | None:
         index: dict[str | None, int | None] = {None: None}
         table: list[str] = []
 
@@ -290,6 +300,7 @@ class Leadership:
             planned.nodes_before,
             planned.nodes_after,
             array(self._names.node_channel(name) for name in sorted(told)),
+            known_epoch,
             timeout=HEAVY_SEC,
         )
         wanted = sum(len(step.tokens) for step in steps)

@@ -21,6 +21,7 @@ from jobsync_orm.config import CoordinationConfig
 from jobsync_orm.coordinator.admission import Admission
 from jobsync_orm.coordinator.callbacks import Callback
 from jobsync_orm.coordinator.handoff import Handoff
+from jobsync_orm.coordinator.history import History
 from jobsync_orm.coordinator.leadership import Leadership
 from jobsync_orm.coordinator.membership import Membership
 from jobsync_orm.coordinator.observation import Observer, Seen
@@ -92,6 +93,7 @@ class Coordinator:
             config.connection_pool(), self._waker.descriptor, self._look, self._tick_sec, self._admission.setup_sql()
         )
         self._membership = Membership(config, node_name, self._sql)
+        self._history = History(self._sql, node_name, config.heartbeat_timeout_sec, self._membership.answer_sec)
         self._handoff = Handoff(
             self._sql,
             self._membership,
@@ -116,7 +118,7 @@ class Coordinator:
         self._seen: list[Seen] = []
         self._next_beat = 0.0
         self._refresh_due = False
-        self._complete = self._planned = False
+        self._complete = self._planned = self._resting = False
         self._first_tokens_at: float | None = None
         self._stop = threading.Event()
         self._entered = threading.Event()
@@ -282,6 +284,7 @@ class Coordinator:
                 logger.warning("%s: %s; trying again for up to %.0f s (wait_on_enter)", self._name, lost, left)
             raise
         self._admission.check(self._session, self._membership.answer_sec)
+        self._history.settle(self._session)
         if self._membership.incarnation:
             # Until the server has freed the lock of the session before, this node must not say yes; and if another
             # process has taken the name, the heartbeat will not find this life of the node.
@@ -363,6 +366,11 @@ class Coordinator:
         leads, watches = self._leadership.leads, self._leadership.is_next
         applied = self._handoff.known_epoch
         beat = self._membership.beat(self._session, applied, everyone=leads, locks=leads or watches)
+        if beat.epoch < self._history.known_epoch:
+            # The database has been put back to an older state under a connection that works.
+            self._history.settle(self._session)
+            return False
+        self._history.see(beat.epoch)
         if beat.state is None:
             return False
         self._seen = beat.seen
@@ -393,14 +401,18 @@ class Coordinator:
         return config.heartbeat_interval_sec
 
     def _refresh(self) -> bool:
-        found = self._handoff.refresh(self._session, self._valid_until)
+        found = self._handoff.refresh(self._session, self._valid_until, self._history.known_epoch)
+        if found.epoch < self._history.known_epoch:
+            self._history.settle(self._session)
         if found.state is None:
             return False
+        self._history.see(found.epoch)
         self._refresh_due = False
         self._certain = True
         if self._entered.is_set():
             self._state = "active"
-        self._planned = found.state == "active"
+        self._resting = found.resting
+        self._planned = found.state == "active" and not found.resting
         # Tokens on their way are waited for, but not one owner that is slow to let go of its part.
         if found.owned > 0 and self._first_tokens_at is None:
             self._first_tokens_at = now()
@@ -417,8 +429,10 @@ class Coordinator:
                 logger.warning("%s: taken for dead: %s", self._name, ", ".join(sorted(gone)))
             self._next_beat = 0.0
         if self._leadership.leads and now() >= self._leadership.plan_at:
-            outcome = self._leadership.plan(self._session, self._membership.incarnation)
+            known = self._history.known_epoch
+            outcome = self._leadership.plan(self._session, self._membership.incarnation, known)
             if outcome is not None:
+                self._history.see(outcome.epoch)
                 logger.info("%s: plan of epoch %d moves %d tokens", self._name, outcome.epoch, outcome.moved)
                 self._refresh_due = True
 
@@ -435,7 +449,9 @@ class Coordinator:
         # Else the view has lapsed by itself, and readers wait for what the next answer says.
 
     def _evicted(self) -> None:
-        logger.warning("%s was taken for dead; its tokens are gone, joining anew", self._name)
+        logger.warning(
+            "%s was taken for dead, or the cluster was formed anew; its tokens are gone, joining anew", self._name
+        )
         self._certain = False
         self._membership.incarnation = ""
         self._handoff.lose_all()
@@ -478,6 +494,11 @@ class Coordinator:
             raise TimeoutError(
                 f"{self._name}: minimum_nodes={config.minimum_nodes}, but when wait_on_enter had passed only "
                 f"{len(there)} were there: {names}"
+            )
+        if self._resting:
+            raise TimeoutError(
+                f"{self._name}: when wait_on_enter had passed, the cluster still rested after a failover or a restore "
+                "of the database: give wait_on_enter more than the longest heartbeat_timeout_sec"
             )
         raise TimeoutError(
             f"{self._name}: no leader has assigned tokens before wait_on_enter had passed; there are: {names}. "

@@ -95,7 +95,7 @@ class Session:
     tick_sec : float
         Seconds.
     setup : str
-        Statements run on each new connection.
+        Statements run on each new connection, unless it goes through a pooler (``pooled``).
     """
 
     def __init__(self, pool: Pool, wake_fd: int, on_look: Callable[[float], None], tick_sec: float, setup: str) -> None:
@@ -126,11 +126,12 @@ class Session:
                 connection.rollback()
             connection.pgconn.notify_handler = self._hear
             connection.pgconn.nonblocking = 1
-            self.script(self._setup)
             (row,) = self.execute("SELECT pg_backend_pid()", timeout=10)
             self.pid = int(row[0] or 0)
             # A pooler answers with a process number of its own making.
             self.pooled = connection.pgconn.backend_pid != self.pid
+            if not self.pooled:  # settings would stay behind on a server connection that others use next
+                self.script(self._setup)
         except BaseException:
             self.close()
             raise

@@ -27,19 +27,26 @@ They are then under a name without a row, which the next plan repairs, at the la
 | publish | tokens (skip), cluster, joining node rows | the plan is published whole or not at all |
 | evict | cluster, rows of dead nodes, their claims and ephemeral locks | done whole or not at all |
 | leave | cluster, own node row, own claims and ephemeral locks | done, or the node is evicted later |
+| identify, standing | nothing | nothing |
+| adopt_history | cluster | done, or done at the next connection |
+| reform | cluster, node rows, tokens (skip), claims (skip) | done whole or not at all; whoever connects next does it |
 """
 
 from __future__ import annotations
 
 from jobsync_orm.naming import Names
 
-__all__ = ["HEAVY_SEC", "PARK", "Statements"]
+__all__ = ["HEAVY_SEC", "LEAP", "PARK", "Statements"]
 
 # Seconds to wait for a statement that may touch every token.
 HEAVY_SEC = 30.0
 
 # next_node of a token that its owner must give up to nobody. No node may have an empty name.
 PARK = ""
+
+# How far re-forming raises the epoch: more than any copy of the database can lag behind. The fencing numbers of claims,
+# of which there are many in an epoch, leap a thousand times as far.
+LEAP = 1_000_000
 
 
 class Statements:
@@ -49,6 +56,7 @@ class Statements:
         cluster, node, token = names.sql("cluster"), names.sql("node"), names.sql("token")
         lock, claim, rebalance = names.sql("lock"), names.sql("claim"), names.sql("rebalance")
         sequence = names.sql("node_ordinal_seq").replace("'", "''")
+        fences = names.sql("claim_fence_seq").replace("'", "''")
         seed = names.advisory_key("node")
         channel = f"'{names.cluster_channel}'"
 
@@ -64,7 +72,52 @@ class Statements:
                 f" AND ((l.classid::bigint << 32) | l.objid::bigint) = {key(name)} AND l.pid = {pid})"
             )
 
-        self.cluster = f"SELECT total_tokens, hash_function, protocol_version FROM {cluster}"
+        # The last column only shows that the tables are of a revision that has it.
+        self.cluster = f"SELECT total_tokens, hash_function, protocol_version, rest_until FROM {cluster}"
+
+        # -- which history of the database this is ---------------------------------------------------------------
+        self.identify = """
+            SELECT system_identifier || '/'
+                || left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8)
+            FROM pg_catalog.pg_control_system()"""
+        self.standing = f"SELECT incarnation, history, epoch FROM {cluster}"
+        self.adopt_history = f"UPDATE {cluster} SET history = $2::text WHERE incarnation = $1::uuid AND history IS NULL"
+        # The CAS is on the cluster's incarnation, which only this statement changes: of several that notice at once,
+        # the first does it, and one that was paused meanwhile changes nothing. It asks for the reason again: another
+        # history, an epoch that has gone back, or an operator's word. Each token is marked to be handed over to the
+        # owner it has: so nobody owns it, by any statement's standards, until the owner takes it up after the rest, as
+        # it would release it to another, or the leader has other plans. Token rows in use stay as they are; whoever
+        # gets those tokens next raises their epochs. A node whose registration this statement cannot see yet keeps its
+        # row; it hears of the new epoch at its next heartbeat, and rests like everybody.
+        self.reform = f"""
+            WITH c AS (
+                UPDATE {cluster} c SET incarnation = $2::uuid, history = coalesce($3::text, c.history),
+                    epoch = greatest(c.epoch, $4::bigint) + {LEAP}, revision = c.revision + 1,
+                    rest_until = clock_timestamp() + interval '1 second'
+                        * greatest($5::float8, (SELECT max(heartbeat_timeout_sec) FROM {node}))
+                WHERE c.incarnation = $1::uuid
+                    AND ($6::bool OR c.epoch < $4::bigint OR c.history IS DISTINCT FROM coalesce($3::text, c.history))
+                RETURNING c.epoch, c.rest_until),
+            away AS (
+                UPDATE {node} n SET state = 'away', last_heartbeat = clock_timestamp(), backend_pid = NULL FROM c
+                WHERE n.rejoin_grace_sec > 0 AND n.state <> 'away' RETURNING n.name),
+            dead AS (
+                DELETE FROM {node} n USING c WHERE n.rejoin_grace_sec = 0 AND n.state <> 'away' RETURNING n.name),
+            free AS (SELECT t.ctid FROM {token} t WHERE EXISTS (SELECT 1 FROM c) FOR UPDATE OF t SKIP LOCKED),
+            raised AS (
+                UPDATE {token} t SET epoch = c.epoch, next_node = t.node,
+                    next_epoch = CASE WHEN t.node IS NOT NULL THEN c.epoch END, drain_deadline = NULL
+                FROM free, c WHERE t.ctid = free.ctid),
+            claims AS (
+                DELETE FROM {claim} WHERE task_id IN (SELECT task_id FROM {claim}
+                    WHERE EXISTS (SELECT 1 FROM c) FOR UPDATE SKIP LOCKED))
+            SELECT c.epoch, extract(epoch FROM c.rest_until - clock_timestamp()),
+                CASE WHEN pg_catalog.has_sequence_privilege('{fences}', 'UPDATE')
+                    THEN setval('{fences}', nextval('{fences}') + {LEAP * 1000}) END,
+                pg_notify({channel}, ''),
+                (SELECT count(pg_notify({names.node_channel_sql("name")}, ''))
+                    FROM (SELECT name FROM away UNION ALL SELECT name FROM dead) AS gone)
+            FROM c"""
 
         # -- the advisory lock that tells a crash at once ------------------------------------------------------
         self.lock_node = f"SELECT pg_catalog.pg_try_advisory_lock({key('$1::text')})"
@@ -77,7 +130,9 @@ class Statements:
             f" FROM {node} WHERE name = $1::text"
         )
         self.register = f"""
-            WITH c AS (UPDATE {cluster} SET epoch = epoch + 1, revision = revision + 1 RETURNING epoch),
+            WITH c AS (
+                UPDATE {cluster} SET epoch = epoch + 1, revision = revision + 1
+                RETURNING epoch, coalesce(rest_until > clock_timestamp(), false) AS rests),
             me AS (
                 INSERT INTO {node} AS n (name, ordinal, incarnation, registered_at, join_epoch, last_heartbeat,
                     applied_epoch, state, weight, can_lead, heartbeat_timeout_sec, connection_grace_sec,
@@ -101,8 +156,9 @@ class Statements:
                 SELECT t.ctid FROM {token} t WHERE t.node = $1::text AND EXISTS (SELECT 1 FROM me)
                 FOR UPDATE OF t SKIP LOCKED),
             again AS (
-                UPDATE {token} t SET epoch = c.epoch, assigned_at = clock_timestamp(), next_node = NULL,
-                    next_epoch = NULL, drain_deadline = NULL
+                UPDATE {token} t SET epoch = c.epoch, assigned_at = clock_timestamp(),
+                    next_node = CASE WHEN c.rests THEN t.node END, next_epoch = CASE WHEN c.rests THEN c.epoch END,
+                    drain_deadline = NULL
                 FROM mine, c WHERE t.ctid = mine.ctid)
             SELECT me.join_epoch, pg_notify({channel}, '') FROM me"""
         # Claims of an earlier life of the name; whatever it still does under them is void.
@@ -177,7 +233,8 @@ class Statements:
         # -- tokens of this node --------------------------------------------------------------------------------
         # A token whose epoch is older than this node's registration was given to an earlier life of the name.
         self.refresh = f"""
-            SELECT n.state, c.epoch, t.owned, t.draining, t.marks, t.coming, t.earlier
+            SELECT n.state, c.epoch, t.owned, t.draining, t.marks, t.coming, t.earlier,
+                extract(epoch FROM c.rest_until - clock_timestamp())
             FROM {cluster} c
             LEFT JOIN {node} n ON n.name = $1::text AND n.incarnation = $2::uuid AND n.state <> 'away'
             LEFT JOIN LATERAL (
@@ -189,10 +246,12 @@ class Statements:
                     count(*) FILTER (WHERE next_node = $1::text) AS coming,
                     count(*) FILTER (WHERE node = $1::text AND next_node IS NULL AND epoch < n.join_epoch) AS earlier
                 FROM {token} WHERE node = $1::text OR next_node = $1::text) t ON true"""
+        rests = f"(SELECT rest_until > clock_timestamp() FROM {cluster}) IS TRUE"
         self.regain = f"""
             WITH mine AS (
                 SELECT t.ctid FROM {node} n JOIN {token} t ON t.node = n.name AND t.epoch < n.join_epoch
-                WHERE n.name = $1::text AND n.incarnation = $2::uuid AND n.state <> 'away' AND t.next_node IS NULL
+                WHERE NOT {rests} AND n.name = $1::text AND n.incarnation = $2::uuid AND n.state <> 'away'
+                    AND t.next_node IS NULL
                 FOR UPDATE OF t SKIP LOCKED),
             c AS (
                 UPDATE {cluster} SET epoch = epoch + 1 WHERE (SELECT count(*) FROM mine) > 0 RETURNING epoch),
@@ -202,15 +261,17 @@ class Statements:
             SELECT count(*) FROM again"""
         # The new owner gets the token at the epoch of the mark: what the old owner began on it, it began before it knew
         # that epoch. So no release touches the cluster row, owners release side by side, and nobody else has to look.
+        # A token that was marked for its own owner, when the cluster was formed anew, waits for no claim.
         self.release = f"""
             WITH free AS (
                 SELECT t.ctid FROM {token} t
-                WHERE t.node = $1::text AND t.next_epoch = ANY ($3::bigint[]) AND NOT t.token_id = ANY ($4::int[])
-                    AND t.next_node IS NOT NULL
+                WHERE NOT {rests} AND t.node = $1::text AND t.next_epoch = ANY ($3::bigint[])
+                    AND NOT t.token_id = ANY ($4::int[]) AND t.next_node IS NOT NULL
                     AND EXISTS (SELECT 1 FROM {node} WHERE name = $1::text AND incarnation = $2::uuid)
                     AND (t.next_node = '{PARK}'
                         OR EXISTS (SELECT 1 FROM {node} n WHERE n.name = t.next_node AND n.state <> 'away'))
-                    AND NOT EXISTS (SELECT 1 FROM {claim} k WHERE k.token_id = t.token_id AND k.node = $1::text)
+                    AND (t.next_node = t.node
+                        OR NOT EXISTS (SELECT 1 FROM {claim} k WHERE k.token_id = t.token_id AND k.node = $1::text))
                 FOR UPDATE OF t SKIP LOCKED),
             moved AS (
                 UPDATE {token} t SET node = nullif(t.next_node, '{PARK}'), epoch = t.next_epoch,
@@ -233,7 +294,8 @@ class Statements:
                     WHERE expires_at IS NULL OR expires_at > clock_timestamp()),
                 (SELECT extract(epoch FROM min(expires_at) - clock_timestamp()) FROM {lock}
                     WHERE expires_at > clock_timestamp()),
-                EXISTS (SELECT 1 FROM {lock} WHERE {orphaned})
+                EXISTS (SELECT 1 FROM {lock} WHERE {orphaned}),
+                extract(epoch FROM c.rest_until - clock_timestamp())
             FROM {cluster} c"""
         self.drop_orphaned_pins = f"""
             DELETE FROM {lock} WHERE task_id IN (SELECT task_id FROM {lock} WHERE {orphaned} FOR UPDATE SKIP LOCKED)"""
@@ -245,7 +307,9 @@ class Statements:
             FROM {token} t LEFT JOIN {node} n ON n.name = t.node AND n.state <> 'away'
             GROUP BY 1, 2, 3"""
         # kind: 0 give at once what has no live owner, 1 mark, 2 take a mark back, 3 force an overdue mark. Whether a
-        # mark may be forced is asked again here: it may have been taken back and made anew since it was read.
+        # mark may be forced is asked again here: it may have been taken back and made anew since it was read. A leader
+        # that knows of a higher epoch than the cluster's has an older copy of the database before it and changes
+        # nothing; nor does anybody while the cluster rests.
         self.publish = f"""
             WITH me AS (
                 SELECT 1 FROM {node} m WHERE name = $1::text AND incarnation = $2::uuid AND can_lead
@@ -265,7 +329,8 @@ class Statements:
                 FOR UPDATE OF t SKIP LOCKED),
             c AS (
                 UPDATE {cluster} SET epoch = epoch + 1
-                WHERE revision = $3::bigint AND EXISTS (SELECT 1 FROM me)
+                WHERE revision = $3::bigint AND epoch >= $18::bigint AND EXISTS (SELECT 1 FROM me)
+                    AND (rest_until IS NULL OR rest_until < clock_timestamp())
                     AND ((SELECT count(*) FROM free) > 0 OR cardinality($4::text[]) > 0)
                 RETURNING epoch),
             joined AS (

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 import pytest
-from sqlalchemy import URL, Engine, create_engine
+from sqlalchemy import URL, Engine, create_engine, text
 from typer.testing import CliRunner, Result
 
 from jobsync_orm import migrate
@@ -119,3 +119,26 @@ def test_without_typer_the_extra_is_named() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr == "jobsync-orm needs the extra 'cli': pip install 'jobsync-orm[cli]'\n"
+
+
+def test_reform_asks_first_and_says_what_it_does(database: URL, engine: Engine) -> None:
+    epoch = text("SELECT epoch FROM sync_cluster")
+    arguments = ("db", "reform", "--rest", "3")
+    with engine.connect() as connection:
+        before = connection.execute(epoch).scalar_one()
+        refused = CliRunner().invoke(application(), arguments, input="n\n", env={"JOBSYNC_DATABASE_URL": dsn(database)})
+        assert refused.exit_code == 1
+        assert refused.stdout.startswith(f"epoch {before}, 0 nodes: none\nEnd all claims and let nobody own anything")
+        connection.rollback()
+        assert connection.execute(epoch).scalar_one() == before
+    done = run(*arguments, "--yes", url=database)
+    assert done.exit_code == 0
+    assert f"formed anew at epoch {before + 1_000_000}; nobody owns anything for 3 s" in done.stdout
+    with engine.connect() as connection:
+        assert connection.execute(epoch).scalar_one() == before + 1_000_000
+
+
+def test_reform_without_tables_is_an_error_in_one_line(empty_database: URL) -> None:
+    failed = run("db", "reform", "--yes", url=empty_database)
+    assert failed.exit_code == 2
+    assert failed.stderr.startswith('error: relation "sync_cluster" does not exist')

@@ -53,7 +53,7 @@ def force(engine: Engine, database: URL) -> Any:
             return session.execute(
                 Statements(Names()).publish,
                 *("a", life, revision, "{}", *steps, "{2}" if target else "{NULL}", 3),
-                *(datetime.now(UTC).isoformat(), "pins or repair", 2, 2, "{}"),
+                *(datetime.now(UTC).isoformat(), "pins or repair", 2, 2, "{}", 0),
                 timeout=10,
             )
 

@@ -191,7 +191,7 @@ def grant(session: Session, life: str, *, leader: str = "a", revision: int = 3) 
     """Send the leader's grant of the token, read as nobody's, to ``b``. Returns how many tokens moved."""
     steps = (array([TOKEN]), array([TOKEN]), "{NULL}", "{NULL}", array(["b"]), array([GRANT]), "{1}")
     note = (datetime.now(UTC).isoformat(), "pins or repair", 2, 2)
-    rows = session.execute(SQL.publish, leader, life, revision, "{}", *steps, 3, *note, "{}", timeout=3)
+    rows = session.execute(SQL.publish, leader, life, revision, "{}", *steps, 3, *note, "{}", 0, timeout=3)
     return int(rows[0][2] or 0) if rows else 0
 
 
@@ -265,7 +265,7 @@ def test_a_mark_is_overdue_only_once_its_owner_has_applied_it(
 
 def refreshed(session: Session, life: str) -> tuple[list[int], list[int], str | None]:
     """Tokens owned, tokens to give up, and how many are of an earlier life."""
-    ((_, _, owned, draining, _, _, earlier),) = session.execute(SQL.refresh, "a", life, timeout=3)
+    ((_, _, owned, draining, _, _, earlier, _),) = session.execute(SQL.refresh, "a", life, timeout=3)
     return parse_array(owned), parse_array(draining), earlier
 
 

@@ -152,3 +152,19 @@ def test_batches_are_the_same_steps_in_order(monkeypatch: pytest.MonkeyPatch) ->
     assert [token for batch in batches for step in batch for token in step.tokens] == list(range(29))
     assert flat([step for batch in batches for step in batch]) == flat(steps)
     assert _batches([]) == []
+
+
+def test_tokens_marked_for_their_own_owner_are_left_to_it() -> None:
+    """Since the cluster was formed anew; the owner takes them up by itself."""
+    groups = [Group("a", "a", False, [0, 1]), Group("b", "b", False, [2, 3])]
+    assert steps_of(groups, [Member("a", 1), Member("b", 1)], [], {}) == []
+
+
+def test_tokens_marked_for_their_own_owner_can_be_marked_for_another() -> None:
+    steps = steps_of([Group("a", "a", False, [0, 1])], [Member("a", 1), Member("b", 1)], [], {})
+    assert [(step.source, step.marked, step.kind, step.target) for step in steps] == [("a", "a", MARK, "b")]
+
+
+def test_tokens_marked_for_their_own_owner_that_is_gone_are_given_away_at_once() -> None:
+    steps = steps_of([Group("a", "a", False, [0, 1])], [Member("b", 1)], [], {})
+    assert [(step.source, step.marked, step.kind, step.target) for step in steps] == [("a", "a", GRANT, "b")]

@@ -148,3 +148,21 @@ def test_a_life_that_is_over_owns_nothing(stand: Stand) -> None:
     stand.coordinator._evicted()
     assert not stand.coordinator.ownership.view.tokens()
     assert not stand.coordinator.ownership.held.tokens()
+
+
+def test_a_heartbeat_that_finds_an_older_epoch_prolongs_nothing(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The database has been put back to an older state, which may hold this life of the node."""
+    settled = []
+    monkeypatch.setattr(stand.coordinator._history, "settle", settled.append)
+    stand.coordinator._history.see(2)
+    stand.coordinator._lease_until = 1000.1
+    assert not answered(stand, monkeypatch, 999.75)
+    assert stand.coordinator._lease_until == 1000.1
+    assert stand.valid_until == 0
+    assert settled == [stand.coordinator._session]
+
+
+def test_the_highest_epoch_outlives_the_nodes_lives(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert answered(stand, monkeypatch, 999.75)
+    stand.coordinator._evicted()
+    assert stand.coordinator._history.known_epoch == 1
