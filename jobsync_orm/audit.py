@@ -77,22 +77,21 @@ class AuditBook:
         self._guard = threading.RLock()  # a signal handler may stop the job in the middle of a call
         claim, audit = names.sql("claim"), names.sql("audit")
         at = instant("d.at")
-        rows = f"""INSERT INTO {audit} (date, node, task_id, token_id, epoch, created_on)
-            SELECT coalesce(CAST(:date AS date), {at}::date), :node, d.task_id, d.token_id, d.epoch, {at}
-            FROM unnest({listed("ids", "text")}, {listed("tokens", "int")}, {listed("epochs", "bigint")},
+        done = f"""unnest({listed("ids", "text")}, {listed("tokens", "int")}, {listed("epochs", "bigint")},
                 {listed("fences", "bigint")}, {listed("ats", "bigint")}) WITH ORDINALITY
                 AS d (task_id, token_id, epoch, fence, at, place)"""
+        rows = f"""INSERT INTO {audit} (date, node, task_id, token_id, epoch, created_on)
+            SELECT coalesce(CAST(:date AS date), {at}::date), :node, d.task_id, d.token_id, d.epoch, {at}"""
         # A task added twice has one claim, with the later number, which ends for both.
         self._write = text(f"""
             WITH ended AS (
-                DELETE FROM {claim} k
-                USING unnest({listed("ids", "text")}, {listed("fences", "bigint")}) AS d (task_id, fence)
-                WHERE k.task_id = d.task_id AND k.fence = d.fence AND k.node = :node
-                RETURNING k.task_id, k.fence),
-            written AS ({rows} JOIN ended e ON e.task_id = d.task_id AND e.fence = d.fence ORDER BY d.place)
+                DELETE FROM {claim} k USING {done}
+                WHERE k.task_id = d.task_id AND k.fence = d.fence AND k.node = :node RETURNING d.*),
+            written AS ({rows} FROM ended d ORDER BY d.place)
             SELECT task_id, fence FROM ended""")
         self._write_again = text(f"""
-            {rows} WHERE NOT EXISTS (SELECT 1 FROM {audit} a
+            {rows} FROM {done}
+            WHERE NOT EXISTS (SELECT 1 FROM {audit} a
                 WHERE a.node = :node AND a.date = coalesce(CAST(:date AS date), {at}::date)
                     AND a.task_id = d.task_id AND a.created_on = {at})
             ORDER BY d.place""")

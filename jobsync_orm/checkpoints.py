@@ -22,16 +22,17 @@ write of this checkpoint waits.
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Engine, TextClause, text
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import Session
 
-from jobsync_orm.autocommit import Autocommit
+from jobsync_orm.autocommit import Autocommit, is_serialization_failure
 from jobsync_orm.exceptions import OwnershipLost
 from jobsync_orm.naming import Names
-from jobsync_orm.transactions import is_serialization_failure
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
 
 __all__ = ["CheckpointBook", "LoneCheckpoints"]
 

@@ -36,15 +36,17 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Engine, TextClause, text
-from sqlalchemy.orm import Session
 
 from jobsync_orm.autocommit import Autocommit, listed, micros
 from jobsync_orm.coordinator.session import array
 from jobsync_orm.exceptions import ClaimRefused
 from jobsync_orm.naming import Names
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
 
 __all__ = ["ClaimBook", "Claimed"]
 
@@ -118,8 +120,8 @@ class ClaimBook:
                         THEN set_config('synchronous_commit', 'local', true) END
                 FROM taken""")
 
-        # A claiming statement that was repeated because its answer was lost, and is executed late, must not bring back the
-        # lesser number it has drawn.
+        # A claiming statement that was repeated because its answer was lost, and is executed late, must not bring back
+        # the lesser number it has drawn.
         self._claim = taking(
             f"""SELECT a.task_id, a.token_id, t.epoch FROM {asked} JOIN {token} t ON t.token_id = a.token_id
                     JOIN {members} n ON {alive}
@@ -153,12 +155,12 @@ class ClaimBook:
                     DELETE FROM {claim} k USING held h
                     WHERE k.task_id = h.task_id AND k.fence = h.fence
                         AND (NOT CAST(:whole AS bool) OR (SELECT count(*) FROM held) = (SELECT count(*) FROM asked))
-                    RETURNING k.task_id),
+                    RETURNING h.task_id, h.token_id, h.epoch, h.place),
                 written AS (
                     INSERT INTO {audit} (date, node, task_id, token_id, epoch, created_on)
-                    SELECT coalesce(CAST(:date AS date), clock_timestamp()::date), CAST(:node AS text), h.task_id,
-                        h.token_id, h.epoch, clock_timestamp()
-                    FROM held h JOIN ended e ON e.task_id = h.task_id ORDER BY h.place)
+                    SELECT coalesce(CAST(:date AS date), clock_timestamp()::date), CAST(:node AS text), task_id,
+                        token_id, epoch, clock_timestamp()
+                    FROM ended ORDER BY place)
                 SELECT task_id FROM ended""")
 
         self._complete = completing("SHARE OF t FOR UPDATE OF k")

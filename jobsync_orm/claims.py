@@ -32,16 +32,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import Session
 
+from jobsync_orm.autocommit import is_serialization_failure
 from jobsync_orm.claim_book import ClaimBook, Claimed
 from jobsync_orm.exceptions import ClaimEnded, OwnershipLost
 from jobsync_orm.open_tasks import OpenTasks
-from jobsync_orm.transactions import at_commit, is_serialization_failure, run_in, session_of
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
-    from sqlalchemy.orm import scoped_session
+    from sqlalchemy.orm import Session, scoped_session
 
     AnySession = Session | scoped_session[Any]
     AnyAsyncSession = AsyncSession | async_scoped_session[Any]
@@ -170,7 +169,15 @@ async def complete_async(
     if session is None:
         await finished(asyncio.to_thread(desk.complete, claims, None))
     else:
+        from jobsync_orm.transactions import run_in
+
         await run_in(session, lambda behind: desk.complete(claims, behind))
+
+
+def _behind(session: Any) -> Session:
+    from jobsync_orm.transactions import session_of
+
+    return session_of(session, "complete_async(session)")
 
 
 class Desk:
@@ -218,7 +225,7 @@ class Desk:
 
     def complete(self, claims: Sequence[Claim], session: Any) -> None:
         """See :meth:`Claim.complete`; of several, those that can be completed are, unless there is a ``session``."""
-        behind = None if session is None else session_of(session, "complete_async(session)")
+        behind = None if session is None else _behind(session)
         claims = list(dict.fromkeys(claims))
         if not claims:
             return
@@ -249,12 +256,14 @@ class Desk:
         raise self._loss(lost, owners)
 
     def _complete_in(self, session: Session, claims: Sequence[Claim], after: dict[Claim, str]) -> None:
+        from jobsync_orm import transactions
+
         rows = [claim.claimed for claim in claims]
         fenced = self._touch(session, [claim.token for claim in claims])
         try:
             if self._book.complete_in(session, rows, fenced=fenced):
                 after.update(dict.fromkeys(claims, IN_TRANSACTION))
-                at_commit(session, lambda: self._settle(claims))
+                transactions.at_commit(session, lambda: self._settle(claims))
                 return
             valid, owners = self._book.standing(rows, session)
         except DBAPIError as error:
@@ -344,7 +353,7 @@ class LoneDesk:
     def complete(self, claims: Sequence[Claim], session: Any) -> None:
         """End claims. There is no audit."""
         if session is not None:
-            session_of(session, "complete_async(session)")
+            _behind(session)
         with self._guard:
             for claim in claims:
                 if claim._state != OPEN:

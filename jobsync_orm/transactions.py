@@ -1,4 +1,7 @@
-"""The application's transactions: the session behind what was given, and whether what was done in one has lasted."""
+"""The application's transactions: the session behind what was given, and whether what was done in one has lasted.
+
+Imported when a session is given: a worker that uses none does not wait for ``sqlalchemy.orm``.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,11 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import event
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
 from jobsync_orm.exceptions import ConfigurationError
 
-__all__ = ["at_commit", "is_serialization_failure", "run_in", "session_of"]
+__all__ = ["at_commit", "run_in", "session_of"]
 
 T = TypeVar("T")
 
@@ -50,12 +52,6 @@ async def run_in(session: Any, call: Callable[[Session], T]) -> T:
     if not isinstance(session, AsyncSession):
         raise ConfigurationError(f"session is of type {type(session).__name__}: give an AsyncSession")
     return await session.run_sync(call)
-
-
-def is_serialization_failure(error: DBAPIError) -> bool:
-    """Whether PostgreSQL refused a statement because a row has changed since the transaction's snapshot (40001)."""
-    origin = error.orig
-    return "40001" in (getattr(origin, "sqlstate", None), getattr(origin, "pgcode", None))
 
 
 def at_commit(session: Session, call: Callable[[], object]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jobsync_orm.checkpoints import CheckpointBook, LoneCheckpoints
 from jobsync_orm.claims import Claim, finished
@@ -12,7 +13,6 @@ from jobsync_orm.hashing import task_key
 from jobsync_orm.job.tasks import TaskCalls
 from jobsync_orm.positions import position_text
 from jobsync_orm.tasks import Task
-from jobsync_orm.transactions import run_in, session_of
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from jobsync_orm.claims import AnyAsyncSession, AnySession
 
 __all__ = ["CheckpointCalls"]
+
+T = TypeVar("T")
 
 
 class CheckpointCalls(TaskCalls):
@@ -77,7 +79,7 @@ class CheckpointCalls(TaskCalls):
         if session is None:
             await finished(asyncio.to_thread(self.checkpoint, task, position))
         else:
-            await run_in(session, lambda behind: self.checkpoint(task, position, behind))
+            await _run_in(session, lambda behind: self.checkpoint(task, position, behind))
 
     def last_checkpoint(self, task: Task | Any, session: AnySession | None = None) -> Any:
         """The position stored last, whichever node stored it, or None.
@@ -97,7 +99,7 @@ class CheckpointCalls(TaskCalls):
         """:meth:`last_checkpoint`, in the transaction of an AsyncSession or in one of its own."""
         if session is None:
             return await asyncio.to_thread(self.last_checkpoint, task)
-        return await run_in(session, lambda behind: self.last_checkpoint(task, behind))
+        return await _run_in(session, lambda behind: self.last_checkpoint(task, behind))
 
     def clear_checkpoint(self, task: Task | Any, session: AnySession | None = None) -> bool:
         """Delete the stored position, if the task's token is this node's. Returns whether there was one.
@@ -114,14 +116,18 @@ class CheckpointCalls(TaskCalls):
         """:meth:`clear_checkpoint`, in the transaction of an AsyncSession or in one of its own."""
         if session is None:
             return bool(await finished(asyncio.to_thread(self.clear_checkpoint, task)))
-        return await run_in(session, lambda behind: self.clear_checkpoint(task, behind))
+        return await _run_in(session, lambda behind: self.clear_checkpoint(task, behind))
 
     def _named(self, task: Task | Any) -> tuple[str, int]:
         id = task.id if isinstance(task, Task) else task
         return task_key(id), self._token_of(id)
 
     def _behind(self, session: AnySession | None, awaitable: str) -> Session | None:
-        return None if session is None else session_of(session, awaitable)
+        if session is None:
+            return None
+        from jobsync_orm.transactions import session_of
+
+        return session_of(session, awaitable)
 
     def _standing(self, key: str) -> tuple[str, int]:
         """The life and the epoch that a write relies on: those of the open claim on the task, if there is one."""
@@ -136,3 +142,9 @@ class CheckpointCalls(TaskCalls):
 
 # Of a node that has been taken for dead and has not joined again yet: owns nothing.
 NO_LIFE = "00000000-0000-0000-0000-000000000000"
+
+
+async def _run_in(session: AnyAsyncSession, call: Callable[[Session], T]) -> T:
+    from jobsync_orm.transactions import run_in
+
+    return await run_in(session, call)

@@ -89,8 +89,30 @@ class TaskCalls(OwnershipCalls):
             return self._desk
 
     def _touch(self, session: Session, tokens: Sequence[int]) -> bool:
-        """Whether ``session`` itself makes sure at COMMIT that ``tokens`` are this node's."""
-        return False
+        """Have the fence of ``session``, if it is bound to this job, hold ``tokens`` at COMMIT. False if it has none.
+
+        Raises
+        ------
+        OwnershipLost
+            One of them was not this node's when the transaction began.
+        ConfigurationError
+            The session is bound to another job.
+        """
+        from jobsync_orm.orm import fenced_transaction, owned_session
+
+        job = owned_session.job_of(session)
+        if job is None:
+            return False
+        if job is not self:
+            raise ConfigurationError(
+                f"the session is bound to the job {job.node_name}, and this is a task of {self.node_name}"
+            )
+        connection = session.connection()
+        transaction = fenced_transaction.transaction_of(connection)
+        if transaction is None:
+            return False
+        transaction.touch(connection, (), set(tokens))
+        return True
 
     # -- claims ------------------------------------------------------------------------------------------------
 
@@ -193,7 +215,11 @@ class TaskCalls(OwnershipCalls):
 
     def _mine(self, ids: Iterable[Any]) -> dict[str, tuple[Any, int]]:
         """The tasks this node may say yes to: text of id -> id and token."""
-        return {task_key(id): (id, self._token_of(id)) for id in ids if self.can_claim_task(id)}
+        mine: dict[str, tuple[Any, int]] = {}
+        for id in ids:
+            if self.can_claim_task(id):
+                mine.setdefault(task_key(id), (id, self._token_of(id)))
+        return mine
 
     def _life(self) -> tuple[str, int]:
         """This life of the node, empty while it has none, and the epoch it knows."""

@@ -1,6 +1,7 @@
 """One worker process of a test cluster; prints what it sees as JSON lines and leaves on SIGTERM.
 
 Environment: URL, NODE, CONFIG (settings as JSON), JOB (Job arguments as JSON), TASKS (how many task ids to ask for),
+CLAIM (how many of them to claim at once, and never to complete), SET_CLAIM (how many to mark with set_claim),
 SWEEP (seconds between two rounds of asking), CLOCK_AHEAD (seconds the process's wall clock is ahead), CALLBACK
 ("sleep:SECONDS" or "raise").
 """
@@ -58,7 +59,9 @@ def main() -> None:
     tell("start", pid=os.getpid())
     try:
         with Job(os.environ["NODE"], config, **options) as job:
-            tell("ready", tokens=len(job.my_tokens))
+            claims = job.claim_tasks(range(int(os.environ.get("CLAIM", "0"))))
+            marked = job.set_claim(range(int(os.environ.get("SET_CLAIM", "0"))))
+            tell("ready", tokens=len(job.my_tokens), claims=[c.task_id for c in claims], marked=marked)
             held: set[int] = set()
             last = time.monotonic()
             while not stop.is_set():
