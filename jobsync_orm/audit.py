@@ -94,7 +94,7 @@ class AuditBook:
             WHERE NOT EXISTS (SELECT 1 FROM {audit} a
                 WHERE a.node = :node AND a.date = coalesce(CAST(:date AS date), {at}::date)
                     AND a.task_id = d.task_id AND a.created_on = {at})
-            ORDER BY d.place""")
+            ORDER BY d.place RETURNING task_id""")
         self._read = text(f"""
             SELECT node, task_id FROM {audit}
             WHERE date = coalesce(CAST(:date AS date), current_date) AND task_id IS NOT NULL ORDER BY id""")

@@ -251,8 +251,11 @@ class Desk:
         if not lost:
             return
         rows = [claim.claimed for claim in lost]
-        _, owners = self._book.standing(rows)
-        self._book.release(rows)
+        try:
+            _, owners = self._book.standing(rows)
+            self._book.release(rows)
+        except DBAPIError as error:  # they are lost all the same
+            raise self._loss(lost, {}) from error
         raise self._loss(lost, owners)
 
     def _complete_in(self, session: Session, claims: Sequence[Claim], after: dict[Claim, str]) -> None:
