@@ -89,6 +89,7 @@ STEPS = (
     Step("bulk", "bulk"),
     Step("memory", "memory", together=True, quick="--seconds 15"),
     Step("startup", "startup --workers 30 --tables new"),
+    Step("claims", "claims", libraries=("ours",)),
     Step("owned-by", "owned_by", libraries=("ours",)),
 )
 

@@ -6,14 +6,18 @@ used, so that a worker which only hashes tasks does not wait for ``sqlalchemy.or
 
 from typing import TYPE_CHECKING, Any
 
+from jobsync_orm.claims import Claim
 from jobsync_orm.config import CoordinationConfig
 from jobsync_orm.coordinator import RebalanceEvent, RevokeEvent
 from jobsync_orm.exceptions import (
+    ClaimEnded,
+    ClaimRefused,
     ClusterMismatch,
     ConfigurationError,
     FenceNotApplicable,
     FilterNotApplicable,
     InvalidPattern,
+    InvalidPosition,
     InvalidTaskId,
     JobsyncError,
     LockConflict,
@@ -40,12 +44,16 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "Claim",
+    "ClaimEnded",
+    "ClaimRefused",
     "ClusterMismatch",
     "ConfigurationError",
     "CoordinationConfig",
     "FenceNotApplicable",
     "FilterNotApplicable",
     "InvalidPattern",
+    "InvalidPosition",
     "InvalidTaskId",
     "Job",
     "JobsyncError",

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 __all__ = [
+    "ClaimEnded",
+    "ClaimRefused",
     "ClusterMismatch",
     "ConfigurationError",
     "EmbeddedUnavailable",
     "FenceNotApplicable",
     "FilterNotApplicable",
     "InvalidPattern",
+    "InvalidPosition",
     "InvalidTaskId",
     "JobsyncError",
     "LockConflict",
@@ -68,6 +71,10 @@ class InvalidTaskId(JobsyncError, ValueError):
     """A task id whose text PostgreSQL cannot store (a NUL character, a lone surrogate)."""
 
 
+class InvalidPosition(JobsyncError, ValueError):
+    """A checkpoint's position that is no JSON, or that PostgreSQL cannot store; nothing is written."""
+
+
 class InvalidPattern(JobsyncError, ValueError):
     """A LIKE pattern that PostgreSQL would refuse, or an empty list of patterns."""
 
@@ -99,6 +106,30 @@ class FilterNotApplicable(JobsyncError):
 
 class FenceNotApplicable(JobsyncError):
     """A write in a fenced session of which it cannot be known which tokens it touches. It has not been sent."""
+
+
+class ClaimRefused(JobsyncError):
+    """A task could not be claimed.
+
+    Attributes
+    ----------
+    reason : str
+        ``"not owned"``: its token is another node's, or nobody's. ``"moving"``: its token is on its way to another
+        node. ``"claimed"``: another node has claimed it, or an open transaction holds its claim. ``"claimed here"``:
+        this process has claimed it. ``"not running"``: this job is not a member of its cluster. ``"in doubt"``: this
+        node cannot know at the moment.
+    holder : str or None
+        The node that has the token, gets it, or has the claim.
+    """
+
+    def __init__(self, message: str, reason: str, holder: str | None) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.holder = holder
+
+
+class ClaimEnded(JobsyncError):
+    """A claim was to be completed that has been completed or released before."""
 
 
 class OwnershipLost(JobsyncError):

@@ -12,15 +12,15 @@ own.
 
 from __future__ import annotations
 
+from jobsync_orm.job.checkpoints import CheckpointCalls
 from jobsync_orm.job.cluster import ClusterCalls
 from jobsync_orm.job.pins import PinCalls
 from jobsync_orm.job.sessions import SessionCalls
-from jobsync_orm.job.tasks import TaskCalls
 
 __all__ = ["Job"]
 
 
-class Job(TaskCalls, SessionCalls, PinCalls, ClusterCalls):
+class Job(CheckpointCalls, SessionCalls, PinCalls, ClusterCalls):
     """One worker among those that share a database.
 
     Parameters

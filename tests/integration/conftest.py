@@ -3,9 +3,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from sqlalchemy import URL
+from sqlalchemy import URL, Engine, create_engine
 
-from tests.integration.cluster import Cluster
+from jobsync_orm import CoordinationConfig, Job
+from tests.integration.cluster import QUICK, Cluster
 
 
 @pytest.fixture
@@ -26,3 +27,18 @@ def make_cluster(database: URL) -> Iterator[Callable[..., Cluster]]:
 def cluster(make_cluster: Callable[..., Cluster]) -> Cluster:
     """Real worker processes on a database with the library's tables."""
     return make_cluster()
+
+
+@pytest.fixture
+def own_engine(database: URL) -> Iterator[Engine]:
+    """An engine that a job uses, and nobody else."""
+    engine = create_engine(database)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def job(own_engine: Engine) -> Iterator[Job]:
+    """The only worker, on ``own_engine``."""
+    with Job("w1", CoordinationConfig(engine=own_engine, **QUICK)) as job:
+        yield job

@@ -1,6 +1,8 @@
 """One worker process of a test cluster; prints what it sees as JSON lines and leaves on SIGTERM.
 
 Environment: URL, NODE, CONFIG (settings as JSON), JOB (Job arguments as JSON), TASKS (how many task ids to ask for),
+CLAIM (how many of them to claim at once, and never to complete), SET_CLAIM (how many to mark with set_claim),
+CHECKPOINT (up to which number to count in checkpoints of one task of its own, holding its claim),
 SWEEP (seconds between two rounds of asking), CLOCK_AHEAD (seconds the process's wall clock is ahead), CALLBACK
 ("sleep:SECONDS" or "raise").
 """
@@ -15,7 +17,7 @@ import sys
 import threading
 import time
 
-from jobsync_orm import CoordinationConfig, Job
+from jobsync_orm import CoordinationConfig, Job, OwnershipLost
 
 ahead = float(os.environ.get("CLOCK_AHEAD", "0"))
 if ahead:
@@ -47,6 +49,19 @@ def callback(event: object) -> None:
     tell("callback", begin=False)
 
 
+def count(job: Job, most: int) -> None:
+    task = next(n for n in range(100_000) if job.can_claim_task(n))
+    try:
+        with job.claim_task(task):
+            for position in range(most):
+                job.checkpoint(task, position)
+                if position == 0:
+                    tell("checkpoint", task=task)
+                time.sleep(0.005)
+    except OwnershipLost as lost:
+        tell("checkpoint refused", owners=lost.owners)
+
+
 def main() -> None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
@@ -58,7 +73,11 @@ def main() -> None:
     tell("start", pid=os.getpid())
     try:
         with Job(os.environ["NODE"], config, **options) as job:
-            tell("ready", tokens=len(job.my_tokens))
+            claims = job.claim_tasks(range(int(os.environ.get("CLAIM", "0"))))
+            marked = job.set_claim(range(int(os.environ.get("SET_CLAIM", "0"))))
+            tell("ready", tokens=len(job.my_tokens), claims=[c.task_id for c in claims], marked=marked)
+            if os.environ.get("CHECKPOINT"):
+                threading.Thread(target=count, args=(job, int(os.environ["CHECKPOINT"])), daemon=True).start()
             held: set[int] = set()
             last = time.monotonic()
             while not stop.is_set():

@@ -13,6 +13,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 from jobsync_orm import CoordinationConfig, Job
+from jobsync_orm.claim_book import ClaimBook, Claimed
 from jobsync_orm.coordinator.callbacks import Callback
 from jobsync_orm.coordinator.handoff import Handoff
 from jobsync_orm.coordinator.leadership import GRANT, Leadership
@@ -22,7 +23,6 @@ from jobsync_orm.coordinator.statements import Statements
 from jobsync_orm.coordinator.view import Ownership
 from jobsync_orm.naming import Names
 from jobsync_orm.pins import Pin, PinBoard
-from jobsync_orm.tasks import TaskBook
 from tests.integration.cluster import QUICK, wait_for
 from tests.integration.coordinator.backstage import add_node, open_session
 
@@ -364,24 +364,26 @@ def test_a_name_that_is_taken_over_takes_its_tokens_up_under_a_new_epoch(
 
 
 @pytest.fixture
-def book(engine: Engine) -> TaskBook:
-    return TaskBook(engine, Names(), "a", None)
+def book(engine: Engine) -> ClaimBook:
+    return ClaimBook(engine, Names(), "a")
 
 
-def test_a_claim_of_an_owned_task(engine: Engine, book: TaskBook, life: str) -> None:
+def test_a_claim_of_an_owned_task(engine: Engine, book: ClaimBook, life: str) -> None:
     put(engine, "a")
-    assert book.claim({"t": TOKEN}, life, owned=True) == {"t": 3}
+    (claimed,) = book.claim({"t": TOKEN}, life, known=3)
+    assert (claimed.key, claimed.token, claimed.epoch, claimed.life) == ("t", TOKEN, 3, life)
 
 
-@pytest.mark.parametrize("change", ["another's", "marked", "earlier", "another life"])
+@pytest.mark.parametrize("change", ["another's", "marked", "earlier", "later", "another life"])
 def test_a_task_that_is_not_owned_in_the_database_is_not_claimed(
-    engine: Engine, book: TaskBook, life: str, change: str
+    engine: Engine, book: ClaimBook, life: str, change: str
 ) -> None:
     """What the process believes may be a moment old."""
     put(engine, "b" if change == "another's" else "a", "b" if change == "marked" else None)
     if change == "earlier":
         run(engine, "UPDATE sync_node SET join_epoch = 4 WHERE name = 'a'")
-    assert book.claim({"t": TOKEN}, OTHER_LIFE if change == "another life" else life, owned=True) == {}
+    known = 2 if change == "later" else 9
+    assert book.claim({"t": TOKEN}, OTHER_LIFE if change == "another life" else life, known) == []
 
 
 def test_a_claim_is_not_decided_while_the_token_is_changing_hands(engine: Engine, life: str) -> None:
@@ -391,32 +393,24 @@ def test_a_claim_is_not_decided_while_the_token_is_changing_hands(engine: Engine
         with engine.connect() as leader:
             leader.execute(text("UPDATE sync_token SET node = 'b' WHERE token_id = :token"), {"token": TOKEN})
             with pytest.raises(DBAPIError, match="lock timeout"):
-                TaskBook(impatient, Names(), "a", None).claim({"t": TOKEN}, life, owned=True)
+                ClaimBook(impatient, Names(), "a").claim({"t": TOKEN}, life, known=3)
     finally:
         impatient.dispose()
 
 
 @pytest.mark.parametrize("owner", ["b", "a"])
-def test_nobody_ends_the_claim_of_another_node_or_life(engine: Engine, book: TaskBook, life: str, owner: str) -> None:
+def test_nobody_ends_the_claim_of_another_node_or_life(engine: Engine, book: ClaimBook, life: str, owner: str) -> None:
+    put(engine, "a")
     put_claim(engine, owner, OTHER_LIFE)
-    assert book.release(["t"], life) == []
-    book.add("t", TOKEN, 3)
-    assert book.write(life) == 1
+    with engine.connect() as connection:
+        fence = connection.execute(text("SELECT fence FROM sync_claim")).scalar_one()
+    claimed = Claimed("t", TOKEN, 3, fence, 0, life)
+    assert book.unset(["t"], life) == []
+    assert book.release([claimed]) == set()
+    assert book.complete([claimed]) == set()
     with engine.connect() as connection:
         assert connection.execute(text("SELECT node FROM sync_claim")).scalars().all() == [owner]
-
-
-def test_what_could_not_be_written_to_the_audit_stays_down(engine: Engine, book: TaskBook, life: str) -> None:
-    book.add("t", TOKEN, 3)
-    book.add("u", TOKEN, 3)
-    run(engine, "ALTER TABLE sync_audit RENAME TO elsewhere")
-    with pytest.raises(DBAPIError):
-        book.write(life)
-    book.add("v", TOKEN, 3)
-    run(engine, "ALTER TABLE elsewhere RENAME TO sync_audit")
-    assert book.write(life) == 3
-    assert [row["task_id"] for row in book.read()] == ["t", "u", "v"]
-    assert book.write(life) == 0
+        assert connection.execute(text("SELECT count(*) FROM sync_audit")).scalar() == 0
 
 
 # -- leaving --------------------------------------------------------------------------------------------------

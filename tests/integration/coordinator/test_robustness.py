@@ -96,10 +96,10 @@ def test_an_error_in_the_audit_does_not_keep_the_node_a_member(
     job = Job("w1", config).start()
     assert job.add_task("t")
 
-    def broken(incarnation: str) -> None:
+    def broken(written: object) -> None:
         raise RuntimeError("hook of the application")
 
-    job._book.write = broken  # type: ignore[union-attr, method-assign]
+    job._audit.write = broken  # type: ignore[union-attr, method-assign]
     job.stop()
     assert not job.can_claim_task("t")
     assert nodes(engine) == []

@@ -1,0 +1,65 @@
+"""Single statements on the application's engine, each a transaction of its own.
+
+So no transaction of these calls is ever open while this process is not inside a round trip: a process that is paused
+for a minute right here holds no lock for a minute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Engine, TextClause
+from sqlalchemy.exc import DBAPIError
+
+__all__ = ["Autocommit", "instant", "is_serialization_failure", "listed", "micros"]
+
+Row = Sequence[Any]
+
+
+class Autocommit:
+    """Executes statements on connections of ``engine``, without BEGIN and COMMIT."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
+
+    def execute(self, statement: TextClause, values: Mapping[str, object]) -> list[Row]:
+        """The rows of a statement that must not be sent twice."""
+        with self._engine.connect() as connection:
+            return list(connection.execute(statement, values))
+
+    def repeat(self, statement: TextClause, values: Mapping[str, object]) -> tuple[list[Row], bool]:
+        """The rows of a statement that may be executed twice, and whether it may have been.
+
+        It is sent once more if the connection turns out to be broken: a pooled one may have been dead for long, and
+        one that broke on the way may have lost nothing but the answer.
+        """
+        try:
+            return self.execute(statement, values), False
+        except DBAPIError as error:
+            if not error.connection_invalidated:
+                raise
+        return self.execute(statement, values), True
+
+
+def listed(parameter: str, type: str) -> str:
+    """SQL of a parameter that is the text of an array (see ``array()``), for every driver the same.
+
+    A driver that asks the server what a parameter is would hear of an array and want a list.
+    """
+    return f"CAST(CAST(:{parameter} AS text) AS {type}[])"
+
+
+def micros(timestamp: str) -> str:
+    """SQL of a timestamptz as microseconds since 1970: exact, and no setting of a session changes how it is read."""
+    return f"round(extract(epoch FROM {timestamp}) * 1000000)::bigint"
+
+
+def instant(microseconds: str) -> str:
+    """SQL of the timestamptz that :func:`micros` was made of."""
+    return f"(timestamptz 'epoch' + {microseconds} * interval '1 microsecond')"
+
+
+def is_serialization_failure(error: DBAPIError) -> bool:
+    """Whether PostgreSQL refused a statement because a row has changed since the transaction's snapshot (40001)."""
+    return "40001" in (getattr(error.orig, "sqlstate", None), getattr(error.orig, "pgcode", None))
