@@ -44,8 +44,8 @@ What it does not do
 -------------------
 ``TRUNCATE`` fires no trigger for rows, and neither does a role that sets ``session_replication_role``; logical
 replication applies what was checked where it was written. A child table of joined inheritance that has no ``token_id``
-of its own cannot have the trigger. ``migrate.downgrade`` to ``base`` leaves it behind without the tokens it asks: drop it
-first.
+of its own cannot have the trigger. ``migrate.downgrade`` to ``base`` leaves the trigger behind, without the tokens it
+asks for: drop it first.
 """
 
 from __future__ import annotations
@@ -158,7 +158,9 @@ class _Fence:
         if self.undeclared not in ("allow", "refuse"):
             raise ConfigurationError(f'undeclared={self.undeclared!r} must be "allow" or "refuse"')
         for what, name in (("table", self.table), ("schema", self.schema)):
-            if name is not None and (not isinstance(name, str) or not name or "\0" in name or len(name.encode()) > MAX_IDENTIFIER):
+            if name is not None and (
+                not isinstance(name, str) or not name or "\0" in name or len(name.encode()) > MAX_IDENTIFIER
+            ):
                 raise ConfigurationError(f"{what}={name!r} must be a name of 1 to {MAX_IDENTIFIER} bytes")
 
     def _qualified(self, name: str) -> str:
@@ -384,5 +386,7 @@ def _render(context: AutogenContext, operation: CreateOwnershipFenceOp | DropOwn
     """The call, for migrations that a hook of the application adds the operation to."""
     context.imports.add("import jobsync_orm.migrate.fence")
     defaults = {"schema": None, "appname": DEFAULT_APPNAME, "token_schema": None, "undeclared": "allow"}
-    given = [f"{name}={value!r}" for name, default in defaults.items() if (value := getattr(operation, name)) != default]
+    given = [
+        f"{name}={value!r}" for name, default in defaults.items() if (value := getattr(operation, name)) != default
+    ]
     return f"op.{operation.to_diff_tuple()[0]}({', '.join([repr(operation.table), *given])})"
