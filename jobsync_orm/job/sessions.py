@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
     from jobsync_orm.orm.owned_session import Bindable
 
+    SyncSession = Session | scoped_session[Any]
+    AnyAsync = AsyncSession | async_scoped_session[Any]
+
 __all__ = ["SessionCalls"]
 
 S = TypeVar("S", bound="Bindable")
@@ -95,25 +98,30 @@ class SessionCalls(OwnershipCalls):
 
         return await rerun.run_async(self, session_factory, work, attempts)
 
+    # The first of each three is for SQLAlchemy 2.0, where select(Item) is a Select[tuple[Item]].
+
     @overload
-    def claim(self, session: Session | scoped_session[Any], statement: Select[T], limit: int = 100) -> list[T]: ...
+    def claim(self, session: SyncSession, statement: Select[tuple[T]], limit: int = 100) -> list[T]: ...
+
+    @overload
+    def claim(self, session: SyncSession, statement: Select[T], limit: int = 100) -> list[T]: ...
 
     @overload
     def claim(
-        self, session: Session | scoped_session[Any], statement: Select[T, T2, *Ts], limit: int = 100
+        self, session: SyncSession, statement: Select[T, T2, *Ts], limit: int = 100
     ) -> list[Row[T, T2, *Ts]]: ...
 
     @overload
     def claim(
-        self, session: AsyncSession | async_scoped_session[Any], statement: Select[T], limit: int = 100
+        self, session: AnyAsync, statement: Select[tuple[T]], limit: int = 100
     ) -> Coroutine[Any, Any, list[T]]: ...
 
     @overload
+    def claim(self, session: AnyAsync, statement: Select[T], limit: int = 100) -> Coroutine[Any, Any, list[T]]: ...
+
+    @overload
     def claim(
-        self,
-        session: AsyncSession | async_scoped_session[Any],
-        statement: Select[T, T2, *Ts],
-        limit: int = 100,
+        self, session: AnyAsync, statement: Select[T, T2, *Ts], limit: int = 100
     ) -> Coroutine[Any, Any, list[Row[T, T2, *Ts]]]: ...
 
     def claim(self, session: Any, statement: Any, limit: int = 100) -> Any:
