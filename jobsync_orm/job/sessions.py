@@ -107,9 +107,7 @@ class SessionCalls(OwnershipCalls):
     def claim(self, session: SyncSession, statement: Select[T], limit: int = 100) -> list[T]: ...
 
     @overload
-    def claim(
-        self, session: SyncSession, statement: Select[T, T2, *Ts], limit: int = 100
-    ) -> list[Row[T, T2, *Ts]]: ...
+    def claim(self, session: SyncSession, statement: Select[T, T2, *Ts], limit: int = 100) -> list[Row[T, T2, *Ts]]: ...
 
     @overload
     def claim(

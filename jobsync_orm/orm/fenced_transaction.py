@@ -7,7 +7,6 @@ The listeners stand on the engine, once, and do nothing for a connection that no
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -280,10 +279,9 @@ class FencedTransaction:
 
     def translate(self, connection: Connection, error: DBAPIError) -> OwnershipLost | None:
         """The refusal of the constraint trigger in this library's words; None for any other error."""
-        if fence.sqlstate(error) != fence.REFUSED_BY_TRIGGER:
+        tokens = fence.refused_by_trigger(error)
+        if tokens is None:
             return None
-        named = re.search(r"token (\d+)", str(error.orig))
-        tokens = {int(named[1])} if named else self.tokens
         # Earlier than at COMMIT there may be a savepoint to go back to, and no other transaction in between.
         return OwnershipLost(tokens, fence.owners_now(connection, self.names, tokens) if self._checked else {})
 
