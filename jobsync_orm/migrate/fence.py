@@ -294,7 +294,7 @@ class CreateOwnershipFenceOp(MigrateOperation):
         *,
         appname: str = DEFAULT_APPNAME,
         token_schema: str | None = None,
-        undeclared: Any = "allow",
+        undeclared: Undeclared = "allow",
     ) -> None:
         """Guard a table with a trigger that refuses commits of stale owners.
 
@@ -332,7 +332,7 @@ class DropOwnershipFenceOp(MigrateOperation):
         *,
         appname: str = DEFAULT_APPNAME,
         token_schema: str | None = None,
-        undeclared: Any = "allow",
+        undeclared: Undeclared = "allow",
     ) -> None:
         """Remove the trigger and its function; see :func:`jobsync_orm.migrate.fence.drop_ownership_fence`."""
         operations.invoke(cls(table, schema, appname, token_schema, undeclared))
