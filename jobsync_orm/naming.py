@@ -13,12 +13,33 @@ from dataclasses import dataclass
 
 from jobsync_orm.exceptions import ConfigurationError
 
-__all__ = ["DEFAULT_APPNAME", "MAX_APPNAME", "Names", "quote"]
+__all__ = [
+    "DEFAULT_APPNAME",
+    "EPOCH_SETTING",
+    "MAX_APPNAME",
+    "MAX_IDENTIFIER",
+    "NODE_SETTING",
+    "OWNERSHIP_LOST",
+    "OWNER_UNDECLARED",
+    "Names",
+    "quote",
+]
 
 DEFAULT_APPNAME = "sync_"
 
 # PostgreSQL cuts identifiers at 63 bytes. The longest suffix this library appends (an index name) has 40.
 MAX_APPNAME = 23
+
+# PostgreSQL cuts identifiers at this many bytes.
+MAX_IDENTIFIER = 63
+
+# Settings of a transaction by which it declares who commits, and the epoch that node knew when it began.
+NODE_SETTING = "jobsync.node"
+EPOCH_SETTING = "jobsync.epoch"
+
+# SQLSTATEs of the trigger that guards a table: the token is another's; who commits has not been declared.
+OWNERSHIP_LOST = "JO001"
+OWNER_UNDECLARED = "JO002"
 
 # A character no name is likely to hold, and which, unlike NUL, PostgreSQL can hash as well.
 _SEPARATOR = "\x1f"
@@ -84,6 +105,16 @@ class Names:
     def version_table(self) -> str:
         """Alembic's version table of this cluster, so that the application's own stays untouched."""
         return self.bare("alembic_version")
+
+    def fence(self, table: str) -> str:
+        """Bare name of the trigger that guards ``table`` of the application, and of the trigger's function."""
+        name = self.bare(f"fence_{table}")
+        if len(name.encode()) <= MAX_IDENTIFIER:
+            return name
+        digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+        # Cut between characters, not in the middle of one.
+        start = name.encode()[: MAX_IDENTIFIER - len(digest) - 1].decode(errors="ignore")
+        return f"{start}_{digest}"
 
     def _digest(self, *parts: str) -> bytes:
         text = _SEPARATOR.join(("jobsync_orm", self.schema or "", self.appname, *parts))

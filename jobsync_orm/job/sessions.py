@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, overload
 
 from jobsync_orm.job.ownership import OwnershipCalls
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncSession
-    from sqlalchemy.orm import Session
+    from sqlalchemy import Row, Select
+    from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
+    from sqlalchemy.orm import Session, scoped_session
 
     from jobsync_orm.orm.owned_session import Bindable
+
+    SyncSession = Session | scoped_session[Any]
+    AnyAsync = AsyncSession | async_scoped_session[Any]
 
 __all__ = ["SessionCalls"]
 
@@ -19,6 +23,8 @@ S = TypeVar("S", bound="Bindable")
 AnySession = TypeVar("AnySession", bound="Session")
 AnyAsyncSession = TypeVar("AnyAsyncSession", bound="AsyncSession")
 T = TypeVar("T")
+T2 = TypeVar("T2")
+Ts = TypeVarTuple("Ts")
 
 
 class SessionCalls(OwnershipCalls):
@@ -91,3 +97,68 @@ class SessionCalls(OwnershipCalls):
         from jobsync_orm.orm import rerun
 
         return await rerun.run_async(self, session_factory, work, attempts)
+
+    # The first of each three is for SQLAlchemy 2.0, where select(Item) is a Select[tuple[Item]].
+
+    @overload
+    def claim(self, session: SyncSession, statement: Select[tuple[T]], limit: int = 100) -> list[T]: ...
+
+    @overload
+    def claim(self, session: SyncSession, statement: Select[T], limit: int = 100) -> list[T]: ...
+
+    @overload
+    def claim(self, session: SyncSession, statement: Select[T, T2, *Ts], limit: int = 100) -> list[Row[T, T2, *Ts]]: ...
+
+    @overload
+    def claim(
+        self, session: AnyAsync, statement: Select[tuple[T]], limit: int = 100
+    ) -> Coroutine[Any, Any, list[T]]: ...
+
+    @overload
+    def claim(self, session: AnyAsync, statement: Select[T], limit: int = 100) -> Coroutine[Any, Any, list[T]]: ...
+
+    @overload
+    def claim(
+        self, session: AnyAsync, statement: Select[T, T2, *Ts], limit: int = 100
+    ) -> Coroutine[Any, Any, list[Row[T, T2, *Ts]]]: ...
+
+    def claim(self, session: Any, statement: Any, limit: int = 100) -> Any:
+        """Take rows to work on: owned by this node, and locked until the session's transaction ends.
+
+        Rows that another transaction has locked are passed over, so two workers never get the same row. Rows of a token
+        that is on the move are not returned. The session is bound to this job (:meth:`bind`): should a token move
+        after this call, the commit of what was written for its rows raises ``OwnershipLost``.
+
+        Parameters
+        ----------
+        session : Session, scoped_session, AsyncSession or async_scoped_session
+            Where the rows are locked. Unflushed changes are flushed first.
+        statement : Select
+            ``select(Item)`` with its conditions and order, or a select of columns of ``Item``. Joined entities are
+            neither filtered nor locked.
+        limit : int
+            How many rows at most, 1 or more. Fewer may be returned although there are more: when some were locked or
+            on the move, or when joins repeat a row.
+
+        Returns
+        -------
+        list
+            In the order of the statement: objects, as the database has them now; values, of one column; or Rows, of
+            several. For an async session an awaitable of it.
+
+        Raises
+        ------
+        FilterNotApplicable
+            The statement is no select of exactly one ``TokenOwned`` entity, or PostgreSQL cannot lock its rows.
+        ConfigurationError
+            A bad ``limit``; a statement with a LIMIT, OFFSET, FOR UPDATE, DISTINCT or GROUP BY of its own; isolation
+            level AUTOCOMMIT; a session bound to another job; rows of another cluster.
+        NotRunning
+            The job has not been started, or has been stopped.
+        sqlalchemy.exc.DBAPIError
+            Under REPEATABLE READ and SERIALIZABLE, with SQLSTATE 40001: a token has changed since the transaction
+            began. Repeat the transaction, as :meth:`run` does.
+        """
+        from jobsync_orm.orm import claiming
+
+        return claiming.claim(session, self, statement, limit)

@@ -15,6 +15,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sqlalchemy import (
+    BigInteger,
     BindParameter,
     Integer,
     Select,
@@ -142,6 +143,7 @@ def _token_table(names: Names) -> TableClause:
         names.bare("token"),
         column("token_id", Integer),
         column("node", Text),
+        column("epoch", BigInteger),
         column("next_node", Text),
         schema=names.schema,
     )

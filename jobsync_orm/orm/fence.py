@@ -17,6 +17,7 @@ began: a token that went away and came back has a newer one. The settings tell t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
@@ -27,14 +28,13 @@ from sqlalchemy.exc import DBAPIError
 from jobsync_orm.coordinator.session import array
 from jobsync_orm.coordinator.view import View
 from jobsync_orm.exceptions import OwnershipLost
-from jobsync_orm.naming import Names
+from jobsync_orm.naming import EPOCH_SETTING, NODE_SETTING, OWNERSHIP_LOST, Names
 
-__all__ = ["REFUSED_BY_TRIGGER", "SERIALIZATION_FAILURE", "declare", "hold", "owners_now", "owners_seen", "sqlstate"]
+__all__ = ["SERIALIZATION_FAILURE", "declare", "hold", "owners_now", "owners_seen", "refused_by_trigger", "sqlstate"]
 
 SERIALIZATION_FAILURE = "40001"
-REFUSED_BY_TRIGGER = "JO001"
 
-_SETTINGS = "set_config('jobsync.node', :node, true), set_config('jobsync.epoch', :epoch, true)"
+_SETTINGS = f"set_config('{NODE_SETTING}', :node, true), set_config('{EPOCH_SETTING}', :epoch, true)"
 # Every value travels as text: what a driver makes of an array differs.
 _DECLARE = text(f"SELECT {_SETTINGS}")
 
@@ -116,3 +116,12 @@ def sqlstate(error: DBAPIError) -> str | None:
     """SQLSTATE of a database error, whatever the driver calls it."""
     original = error.orig
     return getattr(original, "sqlstate", None) or getattr(original, "pgcode", None)
+
+
+def refused_by_trigger(error: DBAPIError) -> set[int] | None:
+    """The token for which the constraint trigger has refused a commit; None for any other error."""
+    if sqlstate(error) != OWNERSHIP_LOST:
+        return None
+    # From the JSON in its detail, which every driver puts into the text of the error, behind the message.
+    named = re.findall(r'\{"token" : (\d+)', str(error.orig))
+    return {int(named[-1])} if named else set()

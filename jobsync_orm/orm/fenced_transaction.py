@@ -7,7 +7,6 @@ The listeners stand on the engine, once, and do nothing for a connection that no
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -28,7 +27,7 @@ from jobsync_orm.orm.criteria import Owner, running_name
 from jobsync_orm.orm.fenced_tables import FencedTable, fenced_table
 from jobsync_orm.orm.touched import Write, write_target
 
-__all__ = ["FencedTransaction", "begin"]
+__all__ = ["FencedTransaction", "begin", "is_autocommit", "transaction_of"]
 
 _by_connection: WeakKeyDictionary[Connection, FencedTransaction] = WeakKeyDictionary()
 
@@ -144,6 +143,18 @@ class FencedTransaction:
         self._check_allowed(connection, targets)
         self._touch(connection, tokens)
 
+    def begun_with(self, connection: Connection, targets: Sequence[FencedTable]) -> View:
+        """What the job held when the transaction began, if rows of ``targets`` could be written in it.
+
+        Raises
+        ------
+        ConfigurationError, NotRunning
+            As a write of such rows would.
+        """
+        self._check_allowed(connection, targets)
+        assert self._view is not None
+        return self._view
+
     def look(self, context: ExecutionContext | None) -> None:
         """A statement is about to be sent: note SQL text, refuse what hides a write inside."""
         compiled: Any = context.compiled if context is not None else None
@@ -205,7 +216,7 @@ class FencedTransaction:
                 "a two-phase transaction ends after its session has let go of it, when nothing is checked any more: "
                 "use a fenced session without twophase=True"
             )
-        if _is_autocommit(connection):
+        if is_autocommit(connection):
             raise ConfigurationError(
                 "under isolation level AUTOCOMMIT each statement is stored before it can be checked: use a fenced "
                 "session with another isolation level"
@@ -262,21 +273,21 @@ class FencedTransaction:
         if view is not None:
             if tokens:
                 self._quietly(fence.hold, connection, self.names, self.job.node_name, view, tokens)
-            elif any(savepoint.raw for savepoint in self._savepoints) and not _is_autocommit(connection):
+            elif any(savepoint.raw for savepoint in self._savepoints) and not is_autocommit(connection):
                 self._quietly(fence.declare, connection, self.job.node_name, view)
         self._checked = True
 
     def translate(self, connection: Connection, error: DBAPIError) -> OwnershipLost | None:
         """The refusal of the constraint trigger in this library's words; None for any other error."""
-        if fence.sqlstate(error) != fence.REFUSED_BY_TRIGGER:
+        tokens = fence.refused_by_trigger(error)
+        if tokens is None:
             return None
-        named = re.search(r"token (\d+)", str(error.orig))
-        tokens = {int(named[1])} if named else self.tokens
         # Earlier than at COMMIT there may be a savepoint to go back to, and no other transaction in between.
         return OwnershipLost(tokens, fence.owners_now(connection, self.names, tokens) if self._checked else {})
 
 
-def _is_autocommit(connection: Connection) -> bool:
+def is_autocommit(connection: Connection) -> bool:
+    """Whether each statement on ``connection`` is a transaction of its own."""
     level = connection.get_execution_options().get("isolation_level")
     return level == "AUTOCOMMIT" or getattr(connection.connection.dbapi_connection, "autocommit", False) is True
 
