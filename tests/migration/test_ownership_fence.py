@@ -420,20 +420,21 @@ class TestTables:
     def test_any_name_and_nothing_is_left_after_a_drop(
         self, engine: Engine, connect: Connect, table: str, schema: str | None
     ) -> None:
-        names = Names("x_", "tokens")
-        migrate.upgrade(engine, appname="x_", schema="tokens", total_tokens=10)
+        tokens = r"""to'k\e"n :s %s"""
+        names = Names("x_", tokens)
+        migrate.upgrade(engine, appname="x_", schema=tokens, total_tokens=10)
         name = quote(table) if schema is None else f"{quote(schema)}.{quote(table)}"
         connection = connect()
         connection.execute(f"CREATE SCHEMA {quote(AWKWARD_SCHEMA)}".encode())
         connection.execute(f"CREATE TABLE {name} (token_id int)".encode())
         connection.commit()
         before = objects(engine)
-        create_ownership_fence(engine, table, schema, appname="x_", token_schema="tokens")
+        create_ownership_fence(engine, table, schema, appname="x_", token_schema=tokens)
         assert objects(engine) == before | {f"function {names.fence(table)}"}
         declare(connection)
         connection.execute(f"INSERT INTO {name} VALUES (1)".encode())
         assert f"token 1 of {table}: it belongs to nobody" in str(refused(connection))
-        drop_ownership_fence(engine, table, schema, appname="x_", token_schema="tokens")
+        drop_ownership_fence(engine, table, schema, appname="x_", token_schema=tokens)
         assert objects(engine) == before
         declare(connection)
         connection.execute(f"INSERT INTO {name} VALUES (1)".encode())
