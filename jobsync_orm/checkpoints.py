@@ -59,9 +59,9 @@ class CheckpointBook:
             return text(f"""
                 WITH held AS (
                     SELECT t.epoch FROM {token} t
-                        JOIN {members} n ON n.name = t.node AND n.incarnation = CAST(CAST(:life AS text) AS uuid)
+                        JOIN {members} n ON n.name = :node AND n.incarnation = CAST(CAST(:life AS text) AS uuid)
                             AND n.state <> 'away'
-                    WHERE t.token_id = CAST(:token AS int) AND t.node = :node
+                    WHERE t.token_id = CAST(:token AS int) AND t.node = n.name
                         AND t.epoch BETWEEN n.join_epoch AND CAST(:known AS bigint) {lock}),
                 changed AS ({change})
                 SELECT (SELECT count(*) FROM held), (SELECT count(*) FROM changed),

@@ -172,14 +172,13 @@ class ClaimBook:
                 {listed("ats", "bigint")}) AS d (task_id, epoch, at) ON a.task_id = d.task_id
                 AND a.epoch = d.epoch AND {micros("a.created_on")} >= d.at
             WHERE a.node = :node""")
-        # One with a greater number was left by a statement that was repeated, see above: nobody else has it.
         self._release = text(f"""
             DELETE FROM {claim} WHERE task_id IN (
                 SELECT k.task_id
                 FROM unnest({listed("ids", "text")}, {listed("lives", "uuid")}, {listed("fences", "bigint")})
                     AS a (task_id, life, fence)
                     JOIN {claim} k ON k.task_id = a.task_id AND k.node = :node AND k.incarnation = a.life
-                        AND k.fence >= a.fence
+                        AND k.fence = a.fence
                 FOR UPDATE OF k SKIP LOCKED)
             RETURNING task_id""")
         self._unset = text(f"""

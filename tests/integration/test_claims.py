@@ -249,6 +249,22 @@ def test_a_claim_that_was_lost_is_not_completed(job: Job, engine: Engine, how: s
         claim.complete()
 
 
+def test_an_ended_claim_does_not_end_the_next_one(job: Job, engine: Engine) -> None:
+    first = job.claim_task("t")
+    assert job.release_claim("t") == ["t"]
+    second = job.claim_task("t")
+    with pytest.raises(OwnershipLost):
+        first.complete()
+    third = job.claim_task("u")
+    job.release_claim("u")
+    fourth = job.claim_task("u")
+    assert third.release() is False
+    assert sorted(row[0] for row in claims(engine)) == ["t", "u"]
+    assert refused(job, "t") == refused(job, "u") == ("claimed here", "w1")
+    job.complete_claims([second, fourth])
+    assert [row[1] for row in audit(engine)] == ["t", "u"]
+
+
 def test_a_block_whose_claim_was_lost_raises(job: Job, engine: Engine) -> None:
     with pytest.raises(OwnershipLost), job.claim_task("t") as claim:
         give_away(engine, claim.token, "w9")
@@ -356,14 +372,20 @@ def test_a_released_savepoint_is_kept(job: Job, own_engine: Engine, engine: Engi
 def test_lost_in_a_transaction(
     job: Job, engine: Engine, work: Callable[[], list[str]], level: str, bound: bool
 ) -> None:
+    """At the latest as it commits: under the stricter levels it sees the state of its snapshot until then."""
     claim = job.claim_task("t")
+
+    def finish() -> None:
+        claim.complete(session)
+        session.commit()
+
     with Session(engine.execution_options(isolation_level=level)) as session:
         if bound:
             job.bind(session)
         session.execute(ADD)
         give_away(engine, claim.token, "w9")
         with pytest.raises(OwnershipLost) as info:
-            claim.complete(session)
+            finish()
     assert (info.value.tokens, info.value.owners) == ((claim.token,), {claim.token: "w9"})
     assert (work(), audit(engine)) == ([], [])
     assert claim.release()
