@@ -167,7 +167,7 @@ class LockMixin:
 
 @_table(indexes=(("token_id",), ("node",)))
 class ClaimMixin:
-    """One row per task that is being processed now."""
+    """One row per task that is being processed now. ``epoch`` is 0 where the claimer did not own the token."""
 
     task_id = _required(Text(), primary_key=True)
     token_id = _required(Integer())
