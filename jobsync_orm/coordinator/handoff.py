@@ -88,7 +88,7 @@ class Handoff:
         resting = now() < self._rest_until
         if resting:
             owned = []
-        gained, lost = self._ownership.publish(owned, epoch, valid_until())
+        gained, lost = self._ownership.publish(owned, epoch, valid_until(), () if resting else draining)
         self.known_epoch = epoch
         has_earlier = earlier not in (None, "0")
         if draining != self._draining or has_earlier != self._earlier:

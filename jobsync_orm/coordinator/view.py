@@ -26,7 +26,11 @@ FOREVER = float("inf")
 
 
 class View:
-    """Tokens owned at one epoch. ``owned[token]`` is 1 or 0; ``valid_until`` is moved on by the loop."""
+    """Tokens owned at one epoch. ``valid_until`` is moved on by the loop.
+
+    ``owned[token]`` is 1 for a token this node may say yes to, 2 for one it has been asked to hand over and still owns,
+    so that work begun on it may be finished, else 0.
+    """
 
     __slots__ = ("count", "epoch", "owned", "valid_until")
 
@@ -38,7 +42,7 @@ class View:
 
     def tokens(self) -> set[int]:
         """The owned tokens as a new set."""
-        return {token for token, mine in enumerate(self.owned) if mine}
+        return {token for token, mine in enumerate(self.owned) if mine == 1}
 
 
 class Ownership:
@@ -63,19 +67,26 @@ class Ownership:
 
     # -- the loop ----------------------------------------------------------------------------------------------
 
-    def publish(self, tokens: Iterable[int], epoch: int, valid_until: float) -> tuple[list[int], list[int]]:
-        """Own exactly ``tokens`` from now on. Returns the tokens gained and lost, each ascending."""
+    def publish(
+        self, tokens: Iterable[int], epoch: int, valid_until: float, draining: Iterable[int] = ()
+    ) -> tuple[list[int], list[int]]:
+        """Own exactly ``tokens`` from now on, and ``draining`` only to finish what was begun.
+
+        Returns the tokens gained and lost, each ascending.
+        """
         before = self.held.owned
         owned = bytearray(len(before))
         for token in tokens:
             owned[token] = 1
+        for token in draining:
+            owned[token] = 2
         after = bytes(owned)
         if after == before:
             gained: list[int] = []
             lost: list[int] = []
         else:
             pairs = enumerate(zip(before, after, strict=True))
-            changed = [(token, mine) for token, (was, mine) in pairs if was != mine]
+            changed = [(token, mine == 1) for token, (was, mine) in pairs if (was == 1) != (mine == 1)]
             gained = [token for token, mine in changed if mine]
             lost = [token for token, mine in changed if not mine]
         self.held = View(after, epoch, valid_until)

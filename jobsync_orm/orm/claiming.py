@@ -191,7 +191,7 @@ def _view(connection: Connection, job: Owner, token: Column[Any]) -> View | None
 
 def _staying(connection: Connection, names: Names, node: str, view: View, tokens: Iterable[int]) -> set[int]:
     """Those of ``tokens`` that were the node's when the transaction began, and are so now."""
-    wanted = [token for token in tokens if view.owned[token]]
+    wanted = [token for token in tokens if view.owned[token] == 1]
     if not wanted:
         return set()
     look, hold = _second_look(names)

@@ -697,6 +697,24 @@ def test_a_token_waits_for_its_claims_and_their_completion_counts(
             assert len(job.my_tokens) == 5000
 
 
+@pytest.mark.parametrize("bound", [False, True])
+def test_a_claim_is_completed_in_a_transaction_that_begins_after_its_token_was_asked_for(
+    job: Job, engine: Engine, bound: bool
+) -> None:
+    claim = job.claim_task("t")
+    asking = "UPDATE sync_token SET next_node = 'w9', next_epoch = 99 WHERE token_id = :token"
+    run(engine, asking, token=claim.token)
+    run(engine, "UPDATE sync_cluster SET epoch = epoch + 1")
+    wait_for(lambda: not job.can_claim_task("t"), "this node has been asked for it")
+    with Session(engine) as session:
+        if bound:
+            job.bind(session)
+        job.checkpoint("t", 1, session)
+        claim.complete(session)
+        session.commit()
+    assert [row[1] for row in audit(engine)] == ["t"]
+
+
 def test_a_token_does_not_wait_longer_than_the_drain_timeout(config: CoordinationConfig, engine: Engine) -> None:
     with Job("w1", config) as one:
         got = {claim.task_id: claim for claim in one.claim_tasks(range(300))}

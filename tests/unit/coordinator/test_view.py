@@ -81,3 +81,15 @@ def test_clear_forgets_for_good(ownership: Ownership) -> None:
     ownership.extend(now() + SOON)
     assert not ownership.decide(1)
     assert ownership.view.tokens() == set()
+
+
+def test_tokens_that_are_asked_for_are_lost_and_yet_known() -> None:
+    ownership = Ownership(10, 0)
+    ownership.publish([1, 2], 5, now() + SOON)
+    assert ownership.publish([1], 6, now() + SOON, draining=[2]) == ([], [2])
+    assert (list(ownership.held.owned[:4]), ownership.held.count, ownership.held.tokens()) == ([0, 1, 2, 0], 1, {1})
+    assert not ownership.decide(2)
+    assert ownership.publish([1], 7, now() + SOON) == ([], []), "it has been handed over"
+    ownership.publish([1], 8, now() + SOON, draining=[2])
+    assert ownership.publish([1, 2], 9, now() + SOON) == ([2], []), "the mark was taken back"
+    assert ownership.clear() == [1, 2]
