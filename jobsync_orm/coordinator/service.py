@@ -219,6 +219,7 @@ class Coordinator:
                     backoff = RECONNECT_FIRST_SEC
                     self._serve()
                 except SessionLost as lost:
+                    self._unreachable = str(lost)
                     self._lost(lost)
                 except StatementFailed as failed:
                     self._unreachable = str(failed)
@@ -275,8 +276,7 @@ class Coordinator:
         try:
             self._session.open()
         except SessionLost as lost:
-            self._unreachable = str(lost)
-            if first and _REFUSED.search(self._unreachable):
+            if first and _REFUSED.search(str(lost)):
                 raise ConfigurationError(f"{self._name}: {lost}") from lost
             if first and not self._warned:
                 self._warned = True

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from sqlalchemy import URL, create_engine
 
-from jobsync_orm import migrate
+from jobsync_orm import CoordinationConfig, Job, migrate
 from jobsync_orm.coordinator.history import History
 from jobsync_orm.coordinator.session import SessionLost
 from jobsync_orm.coordinator.statements import Statements
@@ -88,6 +88,8 @@ def test_workers_form_the_cluster_anew_on_the_standby(
         before = highest_epoch(standby)
         with open_session(standby.url) as session, pytest.raises(SessionLost, match="has not been promoted"):
             History(Statements(Names()), "w1", 4, 5).identify(session)
+        with pytest.raises(TimeoutError, match="during recovery"):
+            Job("late", CoordinationConfig(url=standby.url), wait_on_enter=0.5).start()
         cluster.workers["left"].signal(signal.SIGTERM)
         cluster.add("lost", url=either(relay.url, standby.url))
         cluster.wait_shared("w1", "w2", "lost")
