@@ -55,6 +55,7 @@ class CheckpointBook:
         self._node = node
         token, members, checkpoint = names.sql("token"), names.sql("node"), names.sql("checkpoint")
 
+        # A token that is marked for its own owner is nobody's yet: the cluster rests after it was formed anew.
         def fenced(lock: str, change: str) -> TextClause:
             return text(f"""
                 WITH held AS (
@@ -62,7 +63,8 @@ class CheckpointBook:
                         JOIN {members} n ON n.name = :node AND n.incarnation = CAST(CAST(:life AS text) AS uuid)
                             AND n.state <> 'away'
                     WHERE t.token_id = CAST(:token AS int) AND t.node = n.name
-                        AND t.epoch BETWEEN n.join_epoch AND CAST(:known AS bigint) {lock}),
+                        AND t.epoch BETWEEN n.join_epoch AND CAST(:known AS bigint)
+                        AND t.next_node IS DISTINCT FROM t.node {lock}),
                 changed AS ({change})
                 SELECT (SELECT count(*) FROM held), (SELECT count(*) FROM changed),
                     (SELECT node FROM {token} WHERE token_id = CAST(:token AS int))""")

@@ -220,7 +220,8 @@ BEGIN
     END IF;
     token := CASE WHEN TG_OP = 'DELETE' THEN OLD.token_id ELSE NEW.token_id END;
     LOOP
-        PERFORM FROM <token> t WHERE t.token_id = token AND t.node = me AND t.epoch <= known FOR SHARE;
+        PERFORM FROM <token> t WHERE t.token_id = token AND t.node = me AND t.epoch <= known
+            AND t.next_node IS DISTINCT FROM t.node FOR SHARE;  -- else the cluster rests
         IF NOT FOUND THEN
             SELECT t.node, t.epoch INTO owner, since FROM <token> t WHERE t.token_id = token;
             RAISE EXCEPTION USING ERRCODE = '{OWNERSHIP_LOST}', TABLE = TG_TABLE_NAME, SCHEMA = TG_TABLE_SCHEMA,

@@ -20,6 +20,7 @@ from jobsync_orm.coordinator.membership import Membership
 from jobsync_orm.coordinator.session import Session, array, now
 from jobsync_orm.coordinator.statements import LEAP, Statements
 from jobsync_orm.coordinator.view import Ownership
+from jobsync_orm.migrate.fence import create_ownership_fence
 from jobsync_orm.naming import Names
 from tests.conftest import dsn
 from tests.integration.cluster import QUICK, Cluster, wait_for
@@ -338,6 +339,26 @@ def test_a_commit_begun_before_is_refused_after(engine: Engine, session: Session
             application.add(Item(id=3, sku="after"))
             application.commit()
     assert ask(engine, "SELECT sku FROM item") == [("after",)]
+
+
+def test_while_it_rests_neither_a_checkpoint_nor_raw_sql_counts(
+    engine: Engine, session: Session, database: URL
+) -> None:
+    """The node knows the new epoch, and the tokens are under its name."""
+    Base.metadata.create_all(engine)
+    create_ownership_fence(engine, "item")
+    with Job("w1", CoordinationConfig(url=database, **SOON)) as job:
+        form_anew(session, rest_sec=60)
+        wait_for(lambda: job.token_version > LEAP, "it has heard of it")
+        assert ask(engine, "SELECT count(*) FROM sync_token WHERE node = 'w1'") == [(10_000,)]
+        with pytest.raises(OwnershipLost):
+            job.checkpoint("t", 1)
+        with OwnedSession(engine, job=job) as application:
+            application.execute(text("INSERT INTO item (id, sku, note) VALUES (1, 'raw', '')"))
+            with pytest.raises(OwnershipLost):
+                application.commit()
+    assert ask(engine, "SELECT count(*) FROM item") == [(0,)]
+    assert ask(engine, "SELECT count(*) FROM sync_checkpoint") == [(0,)]
 
 
 def test_an_older_state_put_back_under_running_workers(cluster: Cluster, engine: Engine) -> None:
