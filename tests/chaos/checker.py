@@ -63,11 +63,9 @@ def lost_updates(history: History) -> Iterator[str]:
             if times > 1:
                 both = [effect for effect in effects if effect.version == version]
                 yield f"token {token}: version {version} was written {times} times: " + "; ".join(map(_who, both))
-        versions = [effect.version for effect in effects]
-        if sorted(set(versions)) != list(range(1, len(set(versions)) + 1)) or history.counters.get(token) != max(
-            versions
-        ):
-            yield f"token {token}: versions up to {max(versions)} and a counter of {history.counters.get(token)}"
+        versions, counter = {effect.version for effect in effects}, history.counters.get(token)
+        if versions != set(range(1, len(versions) + 1)) or counter != len(versions):
+            yield f"token {token}: {len(versions)} versions up to {max(versions)}, and a counter of {counter}"
 
 
 def epochs_fall(history: History) -> Iterator[str]:
@@ -128,20 +126,17 @@ def two_say_yes(history: History) -> Iterator[str]:
                 continue
             for token in _tokens(one.held & other.held):
                 many = points[token]
-                for begun, ended, who, whose in many[bisect_left(many, (one.ended,)) :]:
-                    if begun > other.begun:
-                        break
-                    if (
-                        whose != life
-                        and ended <= other.begun
-                        and not _went_and_came(history, changes, token, one, other)
-                    ):
-                        yield f"token {token}: {node} (process {life}) and {who} (process {whose}) both at {begun:.3f} s"
+                first, after = bisect_left(many, (one.ended,)), bisect_right(many, (other.begun,))
+                for begun, ended, who, whose in many[first:after]:
+                    between = whose != life and ended <= other.begun
+                    if between and not _went_and_came(history, changes.get(token, []), one, other):
+                        yield f"token {token}: {node} (process {life}) and {who} (process {whose}), at {begun:.3f} s"
 
 
-def _went_and_came(history: History, changes: dict[int, list[Ownership]], token: int, one: Sweep, other: Sweep) -> bool:
+def _went_and_came(history: History, changes: Sequence[Ownership], one: Sweep, other: Sweep) -> bool:
     """Whether the token was handed away and back between two looks."""
-    rows = [row for row in changes[token] if one.ended - 0.2 <= history.at(row.committed_us) <= other.begun + 0.2]
+    times = [history.at(row.committed_us) for row in changes]
+    rows = changes[bisect_left(times, one.ended - 0.2) : bisect_right(times, other.begun + 0.2)]
     return len({row.epoch for row in rows}) > 1
 
 
@@ -149,7 +144,7 @@ def unserved_too_long(history: History) -> Iterator[str]:
     """No token is without a worker that says yes for longer than the bound, as it is defined in settings.py."""
     for gap in unserved(history):
         if gap.undisturbed > history.bound_sec:
-            yield f"token {gap.token}: nobody said yes for {gap.seconds:.1f} s, {gap.undisturbed:.1f} s of it undisturbed"
+            yield f"token {gap.token}: no yes for {gap.seconds:.1f} s, {gap.undisturbed:.1f} s of it undisturbed"
 
 
 def marked_too_long(history: History) -> Iterator[str]:

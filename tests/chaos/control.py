@@ -1,4 +1,4 @@
-"""What the nemesis does to a worker from inside: its wall clock, and a stop at a chosen point of its next transaction."""
+"""What the nemesis does to a worker from inside: sets its wall clock, stops it at a chosen point of a transaction."""
 
 from __future__ import annotations
 

@@ -38,6 +38,7 @@ class Nemesis:
         self._server = server
         self._say = say
         self._repairs: list[threading.Thread] = []
+        self._one_at_a_time = threading.Lock()
         self.done: list[Disturbance] = []
         self.failures: list[BaseException] = []
 
@@ -131,6 +132,10 @@ class Nemesis:
             return []
 
     def _server_act(self, act: Act) -> None:
+        with self._one_at_a_time:
+            self._do_to_server(act)
+
+    def _do_to_server(self, act: Act) -> None:
         begun = time.monotonic()
         try:
             if act.kind == "crash":

@@ -1,7 +1,7 @@
 """The network between workers and server: for each worker a port of its own, whose traffic can be cut, delayed, lost.
 
-What a broken network does not deliver is kept and delivered when it is healed, as a sender's TCP would do: an old COMMIT
-may arrive long after its worker has given it up.
+What a broken network does not deliver is kept and delivered when it is healed, as a sender's TCP would do: an old
+COMMIT may arrive long after its worker has given it up.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ DECK: tuple[tuple[Callable[[_World, str], bool], str], ...] = (
     *[(_leave, "")] * 2,
     *[(_join, "")] * 4,
     *[(_pause, "")] * 3,
-    *[(_stop_in_work, point) for point in ("READ", "WRITTEN", "WRITTEN", "FENCED")],
+    *[(_stop_in_work, point) for point in ("READ", "READ", "WRITTEN", "WRITTEN", "FENCED", "FENCED")],
     *[(_network("cut"), how) for how in ("end", "reset")],
     (_network("delay"), ""),
     *[(_network("blackhole"), how) for how in ("both", "up", "down")],

@@ -17,8 +17,8 @@ COORDINATION = {
 }
 HEARTBEAT_TIMEOUT_SEC = float(COORDINATION["heartbeat_timeout_sec"])
 
-# What an application should set for its own sessions: a worker that is stopped between its fence and its COMMIT holds a
-# share lock on its tokens, and a worker that is stopped after a write holds that row, until the server ends the session.
+# What an application should set for its own sessions: a worker that is stopped between its fence and its COMMIT holds
+# its tokens' rows in share mode, and one that is stopped after a write that row, until the server ends the session.
 IDLE_IN_TRANSACTION_SEC = 6.0
 LOCK_TIMEOUT_SEC = 2.0
 

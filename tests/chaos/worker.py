@@ -191,7 +191,8 @@ class Work:
         with self.engine.connect() as connection:
             connection.execute(
                 text(
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = :pid AND backend_xid::text = :xid"
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                    " WHERE pid = :pid AND backend_xid::text = :xid"
                 ),
                 {"pid": backend, "xid": str(xid)},
             )
