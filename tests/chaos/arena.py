@@ -109,6 +109,12 @@ class Arena:
         found = dict(self.rows(sql))
         return set(found) == alive and sum(found.values()) == TOKENS
 
+    def said(self) -> bool:
+        """Whether the workers' last answers share all tokens too: each has heard of its own."""
+        last = [next((e for e in reversed(life.events()) if e["e"] == "yes"), None) for life in self.fleet.lives]
+        held = [int(event["held"], 16) for event in last if event is not None]
+        return sum(tokens.bit_count() for tokens in held) == TOKENS and sum(held) == (1 << TOKENS) - 1
+
     def all_done(self) -> bool:
         return self.rows("SELECT NOT EXISTS (SELECT FROM todo WHERE NOT done)") == [(True,)]
 
@@ -116,9 +122,9 @@ class Arena:
         """Start workers, wait until they share everything, and start the producer."""
         for node in nodes:
             self.fleet.start(node)
-        if not until(self.shared, "the first workers share everything", PATIENCE_SEC):
+        if not until(lambda: self.shared() and self.said(), "the first workers share everything", PATIENCE_SEC):
             raise AssertionError("the run could not begin; see errors.log in " + str(self.folder))
-        self._begun = time.monotonic() + 1.0
+        self._begun = time.monotonic()
         if self._produce:
             self.producer.start()
 

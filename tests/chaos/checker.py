@@ -110,6 +110,11 @@ def outcomes(history: History) -> Iterator[str]:
             yield f"attempt {attempt.name} was {attempt.outcome} and left {left} effects"
 
 
+def broken(history: History) -> Iterator[str]:
+    """No worker ends by an error."""
+    yield from history.broken
+
+
 def two_say_yes(history: History) -> Iterator[str]:
     """No worker says yes to a token between two answers of another that are both yes."""
     points: defaultdict[int, list[tuple[float, float, str, int]]] = defaultdict(list)
@@ -162,6 +167,7 @@ RULES: dict[str, Callable[[History], Iterator[str]]] = {
     "commits by others than the owner": not_the_owner,
     "epochs of ownership fall": ownership_epochs_fall,
     "commits that were not what was said": outcomes,
+    "workers that ended by an error": broken,
     "two say yes at one time": two_say_yes,
     "tokens ownerless past the bound": unserved_too_long,
     "tokens draining past the bound": marked_too_long,

@@ -21,6 +21,9 @@ __all__ = ["Fleet", "Life"]
 
 ROOT = Path(__file__).parents[2]
 
+# A compiled module notices that the worker's datetime is another one.
+_OWN_DATETIME = "ignore:datetime.datetime size changed:RuntimeWarning"
+
 
 @dataclass(slots=True)
 class Life:
@@ -87,7 +90,7 @@ class Fleet:
             node,
             number,
             subprocess.Popen(
-                [sys.executable, "-m", "tests.chaos.worker"],
+                [sys.executable, "-W", _OWN_DATETIME, "-m", "tests.chaos.worker"],
                 cwd=ROOT,
                 env={
                     **self._environment,

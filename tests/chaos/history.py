@@ -98,6 +98,7 @@ class History:
     attempts: list[Attempt] = field(default_factory=list)
     sweeps: dict[tuple[str, int], list[Sweep]] = field(default_factory=dict)  # (node, life) -> in order of time
     disturbances: list[Disturbance] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)  # workers that ended by an error of their own
     clock_us: int = 0  # the database's clock minus the monotonic one
 
     def at(self, us: int) -> float:
@@ -149,6 +150,8 @@ def _read(history: History, life: Life) -> None:
             sweeps.append(Sweep(event["begun"], at, int(event["held"], 16)))
         elif kind == "stop":
             history.disturbances.append(Disturbance(at, at, "stopped itself", life.node, ""))
+        elif kind == "broken":
+            history.broken.append(f"{life.node} (process {life.number}): {event['why']}")
         elif kind == "try":
             open_attempts[event["attempt"]] = len(event["todos"])
         elif kind in ("done", "refused", "failed", "found"):

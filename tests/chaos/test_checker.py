@@ -102,6 +102,7 @@ def set_attempt(number: int, **changes: object) -> Callable[[History], None]:
         ({"commits that were not what was said"}, set_attempt(2, todos=2)),
         ({"commits that were not what was said"}, set_attempt(0, outcome="refused")),
         ({"commits that were not what was said"}, set_attempt(0, outcome="failed")),
+        ({"workers that ended by an error"}, lambda h: h.broken.append("a (process 1): TypeError")),
         ({"two say yes at one time"}, lambda h: h.sweeps.update({("a", 1): sweeps(1.02, 10.5)})),
         ({"tokens ownerless past the bound"}, lambda h: h.sweeps.update({("b", 2): sweeps(15, 20)})),
         ({"tokens ownerless past the bound"}, lambda h: h.sweeps.update({("b", 2): sweeps(10, 14)})),

@@ -14,7 +14,6 @@ import json
 import os
 import random
 import signal
-import sys
 import threading
 import time
 import uuid
@@ -48,10 +47,9 @@ from sqlalchemy import Engine, create_engine, insert, select, text, update  # no
 from sqlalchemy.exc import DBAPIError  # noqa: E402
 from sqlalchemy.orm import Session  # noqa: E402
 
-from jobsync_orm import CoordinationConfig, Job  # noqa: E402
+from jobsync_orm import CoordinationConfig, Job, OwnedSession, OwnershipLost  # noqa: E402
 from jobsync_orm.coordinator.service import Coordinator  # noqa: E402
 from jobsync_orm.coordinator.view import Ownership  # noqa: E402
-from tests.chaos.fence import FencedSession, OwnershipLost  # noqa: E402
 from tests.chaos.model import Counter, Effect, Todo, lanes  # noqa: E402
 from tests.chaos.settings import COORDINATION, IDLE_IN_TRANSACTION_SEC, LOCK_TIMEOUT_SEC  # noqa: E402
 
@@ -93,6 +91,7 @@ class Work:
     def __init__(self, job: Job, engine: Engine) -> None:
         self.job = job
         self.engine = engine
+        self.fenced = os.environ["FENCE"] == "on"
         self.random = random.Random(f"{os.environ['SEED']}/{NODE}/{LIFE}")
         self.ghost: tuple[int, int, str] | None = None  # backend, transaction, attempt of an unknown outcome
 
@@ -113,9 +112,10 @@ class Work:
         xid = backend = 0
         asked = False  # for the commit
         try:
-            with FencedSession(self.engine, self.job) as session:
+            with self.session() as session:
                 known = self.job.token_version, self.incarnation
-                connection = session.connection()
+                isolation = self.random.choice((*["READ COMMITTED"] * 4, "REPEATABLE READ"))
+                connection = session.connection(execution_options={"isolation_level": isolation})
                 if known != (self.job.token_version, self.incarnation):
                     return True  # which of the two the fence has taken is not known
                 backend = connection.connection.dbapi_connection.info.backend_pid
@@ -143,6 +143,14 @@ class Work:
                 tell("failed", attempt=name)
             raise
         return True
+
+    def session(self) -> Session:
+        """Made in one of the two ways to make a fenced one; or not fenced."""
+        if not self.fenced:
+            return Session(self.engine)
+        if self.random.random() < 0.3:
+            return self.job.bind(Session(self.engine))
+        return OwnedSession(self.engine, job=self.job)
 
     @property
     def incarnation(self) -> str:
@@ -253,4 +261,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        main()
+    except BaseException as error:
+        tell("broken", why=f"{type(error).__name__}: {error}")
+        raise
