@@ -143,7 +143,7 @@ def load(
 def _read(history: History, life: Life) -> None:
     sweeps = history.sweeps.setdefault((life.node, life.number), [])
     open_attempts: dict[str, int] = {}
-    outcomes = {"committed": "done", "aborted": "failed"}
+    outcomes = {"committed": "done", "aborted": "failed"}  # by the worker's own look afterwards
     for event in life.events():
         kind, at = event["e"], event["t"]
         if kind == "yes":
@@ -155,7 +155,7 @@ def _read(history: History, life: Life) -> None:
         elif kind == "try":
             open_attempts[event["attempt"]] = len(event["todos"])
         elif kind in ("done", "refused", "failed", "found"):
-            outcome = outcomes.get(event["status"], "unknown") if kind == "found" else kind
+            outcome = outcomes[event["status"]] if kind == "found" else kind
             # Most refusals come at the commit; those that come earlier have tried nothing.
             todos = open_attempts.pop(event["attempt"], 0)
             history.attempts.append(Attempt(event["attempt"], todos, outcome))

@@ -7,6 +7,7 @@ import random
 import sys
 import time
 from collections import Counter
+from functools import partial
 
 from tests.chaos import checker
 from tests.chaos.arena import Arena
@@ -59,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
     again = f"DURATION={options.duration:g} SEED={seed} make chaos"
     print(f"chaos, seed {seed}: repeat with {again}", flush=True)
     begun = time.monotonic()
-    with Arena(seed) as arena:
+    with Arena(seed, say=partial(print, flush=True)) as arena:
         arena.keep = options.keep
         arena.begin(first_workers(seed))
         arena.nemesis.run(schedule(seed, options.duration))

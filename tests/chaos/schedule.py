@@ -188,6 +188,10 @@ DECK: tuple[tuple[Callable[[_World, str], bool], str], ...] = (
 )
 
 
+# With this few cards that cannot be played just now the next deck is begun.
+STUCK = 3
+
+
 def first_workers(seed: int) -> list[str]:
     """The workers a run starts with."""
     return [f"w{number}" for number in range(1, 1 + random.Random(seed).randint(FEWEST + 1, MOST))]
@@ -215,11 +219,11 @@ def schedule(seed: int, duration: float) -> list[Act]:
     for deck in _decks(world.random):
         waiting = deck
         while waiting:
-            for card in waiting:
-                act, how = card
-                if act(world, how):
-                    waiting.remove(card)
-                    break
+            done = next((card for card in waiting if card[0](world, card[1])), None)
+            if done is not None:
+                waiting.remove(done)
+            elif len(waiting) <= STUCK:
+                break  # what is left waits for something that is in the next deck
             # Bursts and lulls: some faults hit while the last one is still being mended, some do not.
             world.now += world.random.choice((0.1, 0.4, 1.0, 1.5, 2.5))
             if world.now > duration:

@@ -145,6 +145,8 @@ def test_only_what_disturbs_who_has_part_excuses_a_gap(good: History) -> None:
 def test_a_schedule_is_its_seeds() -> None:
     assert schedule(5, 120) == schedule(5, 120) != schedule(6, 120)
     assert schedule(5, 60) == [act for act in schedule(5, 120) if act.at <= 60]
+    # No run dries up.
+    assert all(len(schedule(seed, 600)) > 600 and schedule(seed, 600)[-1].at > 590 for seed in range(20))
     for seed in range(50):
         acts = schedule(seed, 60)
         kinds = Counter(act.fault.partition(" (")[0] for act in acts if act.fault)

@@ -194,21 +194,25 @@ class Work:
         return session.execute(text("SELECT pg_current_xact_id()::text::bigint")).scalar_one()
 
     def lay(self) -> None:
-        """Find out what became of a commit whose answer was lost; until then nothing is done again."""
+        """Find out what became of a commit whose answer was lost; until then nothing is done again.
+
+        First its session must be gone, so that it cannot commit any more; then its effect is there or not. The
+        transaction's number would not do: after a crash the server gives numbers again that it had not yet written down.
+        """
         backend, xid, name = self.ghost
-        with self.engine.connect() as connection:
-            connection.execute(
+        with self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            there = connection.execute(
                 text(
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
                     " WHERE pid = :pid AND backend_xid::text = :xid"
                 ),
                 {"pid": backend, "xid": str(xid)},
-            )
-            status = connection.execute(text("SELECT pg_xact_status(CAST(:xid AS xid8))"), {"xid": str(xid)}).scalar()
-        if status == "in progress":
-            stopping.wait(IDLE_SEC)
-            return
-        tell("found", attempt=name, status=status)
+            ).all()
+            if there:
+                stopping.wait(IDLE_SEC)
+                return
+            committed = connection.execute(select(Effect.id).where(Effect.attempt == name)).all()
+        tell("found", attempt=name, status="committed" if committed else "aborted")
         self.ghost = None
 
 
