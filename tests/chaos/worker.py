@@ -196,8 +196,8 @@ class Work:
     def lay(self) -> None:
         """Find out what became of a commit whose answer was lost; until then nothing is done again.
 
-        First its session must be gone, so that it cannot commit any more; then its effect is there or not. The
-        transaction's number would not do: after a crash the server gives numbers again that it had not yet written down.
+        First its session must be gone, so that it cannot commit any more; then its effect is there or not. To ask for
+        the transaction's number would not do: after a crash numbers are given again that were not yet written down.
         """
         backend, xid, name = self.ghost
         with self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
