@@ -66,12 +66,14 @@ def tell(event: str, **more: object) -> None:
     os.write(log, (json.dumps({"e": event, "t": time.monotonic(), **more}) + "\n").encode())
 
 
-def reach(point: Point) -> None:
-    """Stop here, if the nemesis asked for it."""
-    if control.stop_at == point:
-        control.stop_at = Point.NOWHERE
-        tell("stop", point=point.name)
-        os.kill(os.getpid(), signal.SIGSTOP)
+def reach(point: Point) -> bool:
+    """Stop here, if the nemesis asked for it, and say so."""
+    if control.stop_at != point:
+        return False
+    control.stop_at = Point.NOWHERE
+    tell("stop", point=point.name)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return True
 
 
 def sample(job: Job) -> None:
@@ -124,12 +126,12 @@ class Work:
                 if not found:
                     return False
                 todos = self.random.sample(found, min(len(found), self.random.choice((1, 1, 2, 3))))
-                reach(Point.READ)
+                self.pass_by(Point.READ)
                 self.think()
                 xid = self.write(session, todos, name, *known)
                 if self.random.random() < 0.2:
                     self.think()
-                reach(Point.WRITTEN)
+                self.pass_by(Point.WRITTEN)
                 tell("try", attempt=name, todos=[todo.id for todo in todos], epoch=known[0])
                 asked = True
                 session.commit()
@@ -156,6 +158,11 @@ class Work:
     def incarnation(self) -> str:
         coordinator = self.job._coordinator
         return coordinator.incarnation if coordinator else ""
+
+    def pass_by(self, point: Point) -> None:
+        """Often, whoever was stopped works on for a while: its node may be back by then, and have the token again."""
+        if reach(point):
+            time.sleep(self.random.choice((0, 1, 2)))
 
     def think(self) -> None:
         time.sleep(self.random.choice((0, 0.01, 0.03, 0.1, 0.3)))
