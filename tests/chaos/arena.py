@@ -56,7 +56,7 @@ class Arena:
     say : callable
         Takes a line about what is done.
     **environment : str
-        FENCE and LEASE, see worker.py.
+        FENCE, LEASE and TRIGGERS, see worker.py.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Arena:
         self.server.start()
         engine = create_engine(self.server.url)
         migrate.upgrade(engine, total_tokens=TOKENS)
-        create(engine)
+        create(engine, triggers=environment.get("TRIGGERS") == "on")
         engine.dispose()
         self.network = Network(self.server.port)
         self.fleet = Fleet(self.folder, self.server.url, self.network, seed, **environment)

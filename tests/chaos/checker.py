@@ -110,6 +110,21 @@ def outcomes(history: History) -> Iterator[str]:
             yield f"attempt {attempt.name} was {attempt.outcome} and left {left} effects"
 
 
+def claims(history: History) -> Iterator[str]:
+    """Fencing numbers grow in commit order; each completed claim left one row in the audit and its checkpoint."""
+    for token, effects in _by_token(history.effects).items():
+        claimed = sorted((one for one in effects if one.fence is not None), key=lambda effect: effect.version)
+        for one, other in pairwise(claimed):
+            if other.fence < one.fence or (other.fence == one.fence and other.attempt != one.attempt):
+                yield f"token {token}: fence {one.fence} of {_who(one)}, then {other.fence} of {_who(other)}"
+        completed, audited = len({effect.attempt for effect in claimed}), history.audit.get(token, 0)
+        if completed != audited:
+            yield f"token {token}: {completed} claims completed, {audited} in the audit"
+        last, stored = claimed[-1].version if claimed else None, history.checkpoints.get(token)
+        if last != stored:
+            yield f"token {token}: version {last} was done under a claim last, the checkpoint says {stored}"
+
+
 def broken(history: History) -> Iterator[str]:
     """No worker ends by an error."""
     yield from history.broken
@@ -167,6 +182,7 @@ RULES: dict[str, Callable[[History], Iterator[str]]] = {
     "commits by others than the owner": not_the_owner,
     "epochs of ownership fall": ownership_epochs_fall,
     "commits that were not what was said": outcomes,
+    "claims, their fences, audit and checkpoints": claims,
     "workers that ended by an error": broken,
     "two say yes at one time": two_say_yes,
     "tokens ownerless past the bound": unserved_too_long,

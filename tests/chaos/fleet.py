@@ -68,7 +68,7 @@ class Fleet:
     seed : int
         For what workers do at random.
     **environment : str
-        FENCE and LEASE, see worker.py.
+        FENCE, LEASE and TRIGGERS, see worker.py.
     """
 
     def __init__(self, folder: Path, url: URL, network: Network, seed: int, **environment: str) -> None:
@@ -77,7 +77,14 @@ class Fleet:
         self.lives: list[Life] = []
         self.current: dict[str, Life] = {}
         self._url = url
-        self._environment = {**os.environ, "SEED": str(seed), "FENCE": "on", "LEASE": "kept", **environment}
+        self._environment = {
+            **os.environ,
+            "SEED": str(seed),
+            "FENCE": "on",
+            "LEASE": "kept",
+            "TRIGGERS": "off",
+            **environment,
+        }
         # Each worker gets by with one thread; numeric libraries and the like are not to start more.
         self._errors = (folder / "errors.log").open("ab")
 

@@ -39,6 +39,7 @@ class Effect:
     incarnation: str
     epoch: int
     attempt: str
+    fence: int | None
     committed_us: int
 
 
@@ -92,6 +93,8 @@ class History:
     ended: float  # to here
     todos: list[Todo] = field(default_factory=list)
     counters: dict[int, int] = field(default_factory=dict)
+    audit: dict[int, int] = field(default_factory=dict)  # token -> rows of completed claims
+    checkpoints: dict[int, int] = field(default_factory=dict)  # token -> version that was stored last
     effects: list[Effect] = field(default_factory=list)
     ownership: list[Ownership] = field(default_factory=list)  # for each token in order of commit
     members: list[Member] = field(default_factory=list)
@@ -119,10 +122,15 @@ def load(
     history.clock_us = time.time_ns() // 1000 - time.monotonic_ns() // 1000
     history.todos = [Todo(*row) for row in rows("SELECT id, token_id, done FROM todo ORDER BY id")]
     history.counters = dict(rows("SELECT token_id, version FROM counter"))
+    history.audit = dict(rows("SELECT token_id, count(*) FROM sync_audit GROUP BY 1"))
+    history.checkpoints = dict(
+        rows("SELECT token_id, (position->>'version')::bigint FROM sync_checkpoint JOIN counter ON lane = task_id")
+    )
     history.effects = [
         Effect(*row)
         for row in rows(
-            f"SELECT todo, token_id, version, node, incarnation, epoch, attempt, {committed} FROM effect ORDER BY id"
+            "SELECT todo, token_id, version, node, incarnation, epoch, attempt, fence,"
+            f" {committed} FROM effect ORDER BY id"
         )
     ]
     history.ownership = [

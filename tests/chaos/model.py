@@ -17,6 +17,7 @@ from sqlalchemy.schema import FetchedValue
 
 from jobsync_orm import TokenOwned
 from jobsync_orm.hashing import task_to_token
+from jobsync_orm.migrate.fence import create_ownership_fence
 from tests.chaos.settings import TOKENS
 
 __all__ = ["Base", "Counter", "Effect", "Todo", "create", "lanes"]
@@ -58,6 +59,7 @@ class Effect(TokenOwned, Base):
     incarnation: Mapped[str]
     epoch: Mapped[int] = mapped_column(BigInteger)
     attempt: Mapped[str]
+    fence: Mapped[int | None] = mapped_column(BigInteger)  # of the claim under which it was done
     xid: Mapped[int] = mapped_column(BigInteger, server_default=FetchedValue())
 
 
@@ -102,10 +104,12 @@ def _ddl() -> Iterator[str]:
             FOR EACH ROW EXECUTE FUNCTION log_nodes()"""
 
 
-def create(engine: Engine) -> None:
-    """The tables and triggers, and a counter for each lane."""
+def create(engine: Engine, *, triggers: bool) -> None:
+    """The tables, and a counter for each lane; with the trigger of the library's fence for raw SQL, if wanted."""
     Base.metadata.create_all(engine)
     with engine.begin() as connection:
         for statement in _ddl():
             connection.execute(text(statement))
+        for table in Base.metadata.tables if triggers else ():
+            create_ownership_fence(connection, table)
         connection.execute(Counter.__table__.insert(), [{"lane": lane, "version": 0} for lane in lanes()])

@@ -35,6 +35,7 @@ def report(history: History, found: dict[str, list[str]]) -> str:
         f"effects: {len(history.effects)}",
         f"transactions committed: {outcomes['done']}, refused (OwnershipLost): {outcomes['refused']}, "
         f"failed: {outcomes['failed']}, outcome never known: {outcomes['unknown']}",
+        f"claims completed: {sum(history.audit.values())}",
         f"changes of token rows: {sum(moves.values())}, of {len(moves)} tokens",
         f"longest time a token was without a yes: {max((gap.seconds for gap in gaps), default=0):.1f} s, undisturbed "
         f"{max((gap.undisturbed for gap in gaps), default=0):.1f} s (bound {history.bound_sec:.1f} s)",
@@ -60,7 +61,9 @@ def main(arguments: list[str] | None = None) -> int:
     again = f"DURATION={options.duration:g} SEED={seed} make chaos"
     print(f"chaos, seed {seed}: repeat with {again}", flush=True)
     begun = time.monotonic()
-    with Arena(seed, say=partial(print, flush=True)) as arena:
+    # Where the tables have the trigger every commit is checked twice, so it is left out every other time.
+    triggers = "on" if seed % 2 else "off"
+    with Arena(seed, say=partial(print, flush=True), TRIGGERS=triggers) as arena:
         arena.keep = options.keep
         arena.begin(first_workers(seed))
         arena.nemesis.run(schedule(seed, options.duration))

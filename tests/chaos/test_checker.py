@@ -25,7 +25,7 @@ def sweeps(begun: float, ended: float) -> list[Sweep]:
 
 
 def effect(todo: int, version: int, node: str, epoch: int, second: float) -> Effect:
-    return Effect(todo, 0, version, node, node + "-life", epoch, f"attempt {todo}", int(second * SECOND))
+    return Effect(todo, 0, version, node, node + "-life", epoch, f"attempt {todo}", 10 + todo, int(second * SECOND))
 
 
 @pytest.fixture
@@ -39,6 +39,8 @@ def good() -> History:
         ended=20,
         todos=[Todo(1, 0, True), Todo(2, 0, True), Todo(3, 0, True)],
         counters={0: 3},
+        audit={0: 3},
+        checkpoints={0: 3},
         effects=[effect(1, 1, "a", 2, 3), effect(2, 2, "a", 3, 9.9), effect(3, 3, "b", 4, 12)],
         ownership=[
             Ownership(0, "a", 2, None, 1 * SECOND),
@@ -102,6 +104,10 @@ def set_attempt(number: int, **changes: object) -> Callable[[History], None]:
         ({"commits that were not what was said"}, set_attempt(2, todos=2)),
         ({"commits that were not what was said"}, set_attempt(0, outcome="refused")),
         ({"commits that were not what was said"}, set_attempt(0, outcome="failed")),
+        ({"claims, their fences, audit and checkpoints"}, set_effect(1, fence=14)),
+        ({"claims, their fences, audit and checkpoints"}, set_effect(1, fence=11)),
+        ({"claims, their fences, audit and checkpoints"}, lambda h: h.audit.update({0: 4})),
+        ({"claims, their fences, audit and checkpoints"}, lambda h: h.checkpoints.update({0: 2})),
         ({"workers that ended by an error"}, lambda h: h.broken.append("a (process 1): TypeError")),
         ({"two say yes at one time"}, lambda h: h.sweeps.update({("a", 1): sweeps(1.02, 10.5)})),
         ({"tokens ownerless past the bound"}, lambda h: h.sweeps.update({("b", 2): sweeps(15, 20)})),
