@@ -5,7 +5,7 @@ VENV   ?= .venv
 RUN     = $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo test chaos lint format bench clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +23,14 @@ demo: $(VENV)/.ready ## Three workers share a table while one is killed, one joi
 
 test: $(VENV)/.ready ## Run the tests on a real PostgreSQL (an embedded one, or JOBSYNC_TEST_URL)
 	$(RUN)/python -m pytest
+
+# Seconds of faults, and the seed that decides them (a new one each time if it is not given; it is printed).
+DURATION ?= 60
+SEED     ?=
+
+chaos: $(VENV)/.ready ## Real workers under kills, pauses, broken networks and restarts, checked (DURATION=seconds SEED=n)
+	$(RUN)/python -m pytest -q -m chaos tests/chaos
+	$(RUN)/python -m tests.chaos.run --duration $(DURATION) $(if $(SEED),--seed $(SEED))
 
 lint: $(VENV)/.ready ## Check style, types and the direction of imports
 	$(RUN)/ruff check .
