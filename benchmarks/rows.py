@@ -184,4 +184,7 @@ ROWS = (
         "columns_to_raw_columns", "×", most=1.5),
     Row("`owned_by`, the same, columns: times the SQL text through psycopg alone", ("owned-by",),
         "columns_to_psycopg", "×"),
+    Row("single-row inserts, 8 clients: commits lost to the fence", ("fence",), "fenced_cost_percent", "%", most=15),
+    Row("single-row inserts, 8 clients: commits lost to the fence with the trigger", ("fence",),
+        "trigger_cost_percent", "%", most=30),
 )  # fmt: skip

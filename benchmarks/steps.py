@@ -91,6 +91,7 @@ STEPS = (
     Step("startup", "startup --workers 30 --tables new"),
     Step("claims", "claims", libraries=("ours",)),
     Step("owned-by", "owned_by", libraries=("ours",)),
+    Step("fence", "fence", libraries=("ours",), quick="--rounds 4"),
 )
 
 

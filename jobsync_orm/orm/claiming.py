@@ -109,7 +109,7 @@ def _claim(session: Session, job: Owner, statement: Any, limit: int) -> list[Any
         # The row of an entity stands in the result once for each row that it is joined to.
         found = (result.unique() if single and statement.column_descriptions[0]["expr"] is entity else result).freeze()
     except DBAPIError as error:
-        if sqlstate(error) != FEATURE_NOT_SUPPORTED:
+        if sqlstate(error.orig) != FEATURE_NOT_SUPPORTED:
             raise
         raise FilterNotApplicable(f"PostgreSQL cannot lock the rows of this statement: {error.orig}") from error
     except InvalidRequestError as error:

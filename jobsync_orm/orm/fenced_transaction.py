@@ -31,6 +31,8 @@ __all__ = ["FencedTransaction", "begin", "is_autocommit", "transaction_of"]
 
 _by_connection: WeakKeyDictionary[Connection, FencedTransaction] = WeakKeyDictionary()
 
+_UNREAD = FenceNotApplicable("the rows that a write returned could not be read, so its tokens are not known")
+
 _engines: WeakSet[Engine] = WeakSet()
 _engines_guard = threading.Lock()
 
@@ -104,6 +106,10 @@ class FencedTransaction:
             targets = fenced_table(table) if table is not None else ()
             if not targets or table is None:
                 return statement
+            if self._checked:
+                raise FenceNotApplicable(
+                    f"a listener of the commit writes {table.description!r} after the tokens were checked: write before"
+                )
             self._check_allowed(connection, targets)
             write = Write(statement, table, targets, params)
             self._touch(connection, self._quietly(write.lock, connection))
@@ -125,6 +131,9 @@ class FencedTransaction:
         if write is None or write.statement is not statement or self._busy:
             return
         self._write = None
+        if write.by_caller:
+            self._savepoints[-1].unknown = self._savepoints[-1].unknown or _UNREAD
+            return
         try:
             tokens = self._quietly(write.tokens, connection, result)
         except Exception as error:
@@ -141,6 +150,9 @@ class FencedTransaction:
             One of them was not this node's when the transaction began.
         """
         self._check_allowed(connection, targets)
+        savepoint = self._savepoints[-1]
+        if savepoint.unknown is _UNREAD:
+            savepoint.unknown = None
         self._touch(connection, tokens)
 
     def begun_with(self, connection: Connection, targets: Sequence[FencedTable]) -> View:
@@ -272,7 +284,12 @@ class FencedTransaction:
         tokens, view = self.tokens, self._view
         if view is not None:
             if tokens:
-                self._quietly(fence.hold, connection, self.names, self.job.node_name, view, tokens)
+                # Whoever listens behind this listener must find the transaction open.
+                last = tuple(connection.dispatch.commit)[-1] is _on_commit
+                psycopg = connection.dialect.driver == "psycopg" and not connection.dialect.is_async
+                finish = fence.commit if last and psycopg else fence.hold
+                self._checked = finish is fence.commit  # what the trigger refuses then, it refuses at COMMIT
+                self._quietly(finish, connection, self.names, self.job.node_name, view, tokens)
             elif any(savepoint.raw for savepoint in self._savepoints) and not is_autocommit(connection):
                 self._quietly(fence.declare, connection, self.job.node_name, view)
         self._checked = True
@@ -356,6 +373,10 @@ def _on_before_execute(
     connection: Connection, statement: Any, multiparams: Any, params: Any, _options: Any
 ) -> tuple[Any, Any, Any]:
     present = _by_connection.get(connection)
+    if present is not None and not connection.in_transaction():
+        # It would begin by itself after this call, and what is noted here would be of the transaction before.
+        connection.begin()
+        present = _by_connection.get(connection)
     if present is not None:
         statement = present.before(connection, statement, multiparams or ((params,) if params else ()))
     return statement, multiparams, params

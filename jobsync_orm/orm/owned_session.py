@@ -23,8 +23,8 @@ from sqlalchemy.sql.dml import UpdateBase
 from jobsync_orm.exceptions import ConfigurationError
 from jobsync_orm.orm import fenced_transaction
 from jobsync_orm.orm.criteria import Owner
-from jobsync_orm.orm.fenced_tables import fenced_table
-from jobsync_orm.orm.touched import extended, resolve, write_target
+from jobsync_orm.orm.fenced_tables import FencedTable, fenced_table
+from jobsync_orm.orm.touched import extended, leading_columns, resolve, write_target
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
@@ -160,15 +160,26 @@ def _on_orm_execute(state: ORMExecuteState) -> Result[Any] | None:
     if not targets or job is None or job.names is None:
         return None
     connection = state.session.connection(bind_arguments=dict(state.bind_arguments))
-    more = extended(statement, targets)
-    count = len(more._returning) - len(statement._returning)
-    frozen = state.invoke_statement(statement=more).freeze()
+    token = _token_attribute(state, targets[0])
+    columns = leading_columns(statement, targets) if token is None else (token,)
+    frozen = state.invoke_statement(statement=extended(statement, columns)).freeze()
     transaction = fenced_transaction.transaction_of(connection)
     if transaction is not None:
-        rows = [tuple(row[-count:]) for row in frozen.data]
-        transaction.touch(connection, targets, resolve(connection, targets, rows))
+        found = [tuple(row[-len(columns) :]) for row in frozen.data]
+        if token is not None:
+            transaction.touch(connection, targets, {row[0] for row in found})
+        else:
+            transaction.touch(connection, targets, resolve(connection, targets, found))
     result = frozen()
-    return result.columns(*range(len(result.keys()) - count))
+    return result.columns(*range(len(result.keys()) - len(columns)))
+
+
+def _token_attribute(state: ORMExecuteState, target: FencedTable) -> Any:
+    """The attribute, for an INSERT that the ORM takes apart into one for each table of the hierarchy; else None."""
+    mapper = state.bind_mapper
+    if not state.is_insert or target.direct or mapper is None or target.token not in mapper.columns.values():
+        return None
+    return getattr(mapper.class_, mapper.get_property_by_column(target.token).key)
 
 
 def _makes_objects(state: ORMExecuteState, statement: UpdateBase) -> bool:

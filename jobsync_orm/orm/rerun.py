@@ -72,7 +72,7 @@ def _check(attempts: int) -> None:
 
 
 def _is_repeatable(error: OwnershipLost | DBAPIError) -> bool:
-    return isinstance(error, OwnershipLost) or sqlstate(error) in REPEATABLE
+    return isinstance(error, OwnershipLost) or sqlstate(error.orig) in REPEATABLE
 
 
 def _pause(attempt: int) -> float:

@@ -23,7 +23,7 @@ from sqlalchemy.sql.elements import BinaryExpression, BooleanClauseList, Groupin
 from jobsync_orm.exceptions import FenceNotApplicable
 from jobsync_orm.orm.fenced_tables import FencedTable
 
-__all__ = ["Write", "extended", "write_target"]
+__all__ = ["Write", "extended", "leading_columns", "resolve", "write_target"]
 
 # Name of each column that is added to a RETURNING clause of the user's.
 _LABEL = "jobsync_fence_"
@@ -34,21 +34,21 @@ Params = Sequence[Mapping[str, Any]]
 def write_target(statement: UpdateBase) -> Table | None:
     """The table that ``statement`` writes."""
     # A bulk statement of the ORM names its class; the table of the hierarchy that it is sent for is noted aside.
-    noted = statement._annotations.get("_emit_insert_table") or statement._annotations.get("_emit_update_table")
-    table: Any = noted if noted is not None else statement.table
+    annotations = statement._annotations
+    table: Any = annotations.get("_emit_insert_table", annotations.get("_emit_update_table", statement.table))
     if isinstance(table, Alias):
         table = table.element
     table = table._deannotate() if table._annotations else table
     return table if isinstance(table, Table) else None
 
 
-def extended(statement: Any, targets: Sequence[FencedTable]) -> Any:
-    """``statement``, whose RETURNING clause is the user's, with the columns that lead to the tokens behind it."""
-    columns = _columns(statement, targets)
+def extended(statement: Any, columns: Sequence[Any]) -> Any:
+    """``statement``, whose RETURNING clause is the user's, with ``columns`` behind it."""
     return statement.returning(*(column.label(f"{_LABEL}{place}") for place, column in enumerate(columns)))
 
 
-def _columns(statement: UpdateBase, targets: Sequence[FencedTable]) -> tuple[Any, ...]:
+def leading_columns(statement: UpdateBase, targets: Sequence[FencedTable]) -> tuple[Any, ...]:
+    """Columns of what ``statement`` writes that lead to the tokens of its rows."""
     # Several targets are the same parent table, of classes that each have their tokens: they share its primary key.
     columns = targets[0].returned
     if isinstance(statement.table, Alias):
@@ -74,6 +74,8 @@ class Write:
     ----------
     statement
         As it is to be sent.
+    by_caller : bool
+        Whether who executes the statement has extended it, and reads the tokens.
 
     Raises
     ------
@@ -86,12 +88,13 @@ class Write:
         self.table = table
         self.targets = targets
         self._direct = targets[0].direct
-        self._columns = _columns(statement, targets)
+        self._columns = leading_columns(statement, targets)
         self._many = len(params) > 1
         self._keys: list[tuple[Any, ...]] = []  # of the rows, where RETURNING does not tell
         self._locks = False  # whether those rows are read before the statement
         self._locked = 0
-        self._defaults = self._silent = self._by_caller = False
+        self._defaults = self._silent = False
+        self.by_caller = False
         self._own = self._behind = 0  # columns in a RETURNING that is all ours, and behind the user's
         if isinstance(statement, Insert):
             self._check_conflict(statement)
@@ -186,15 +189,20 @@ class Write:
     def _return_tokens(self, statement: Any) -> None:
         if statement._returning:
             if any(str(getattr(one, "name", "")).startswith(_LABEL) for one in statement._returning):
-                self._by_caller = True  # who extended it reads it
+                self.by_caller = True  # who extended it reads it
                 return
-            self.statement = extended(statement, self.targets)
+            self.statement = extended(statement, self._columns)
             self._behind = len(self._columns)
             return
         possible = self.table.implicit_returning
         if isinstance(statement, Insert):
             possible = possible and not statement._inline and not statement._multi_values
         if not possible:
+            if not isinstance(statement, Insert) and statement._propagate_attrs.get("compile_state_plugin") == "orm":
+                raise FenceNotApplicable(
+                    f"table {self.table.description!r} has implicit_returning=False, so the ORM lets nothing be "
+                    f"returned from its {_verb(statement)}: name the table instead of the class, Model.__table__"
+                )
             self.statement = statement.returning(*self._columns)
             self._own = len(self._columns)
             return
@@ -203,18 +211,14 @@ class Write:
             present = statement._return_defaults_columns
             if not present or all(any(one is column for one in present) for column in self._columns):
                 return
-        elif isinstance(statement, Insert):
-            self._silent = self._many
         else:
-            self._silent = statement._annotations.get("synchronize_session") != "fetch"
+            self._silent = True
         self.statement = statement.return_defaults(*self._columns)
 
     # -- after it has run --------------------------------------------------------------------------------------
 
     def tokens(self, connection: Connection, result: CursorResult[Any]) -> set[int]:
         """The tokens of the rows as they are after the statement; takes what was added off ``result``."""
-        if self._by_caller:
-            return set()
         if self._many and not isinstance(self.statement, Insert):
             if self._locks:
                 self._check_count(result.rowcount)
@@ -224,14 +228,18 @@ class Write:
         if self._defaults:
             rows = result.returned_defaults_rows or ()
             found = [tuple(row._mapping[column] for column in self._columns) for row in rows]
-            if self._silent:
-                _silence(result, len(rows))
+            compiled: Any = result.context.compiled
+            if self._silent and len(compiled.implicit_returning) == len(self._columns):
+                _silence(result)
         elif self._own:
             rows = result.all()
             found = [tuple(row) for row in rows]
             result.context._is_explicit_returning = False
-            _silence(result, len(rows))
+            if not isinstance(self.statement, Insert):
+                result.context._rowcount = len(rows)
+            _silence(result)
         else:
+            result.context._rowcount = result.rowcount  # not known any more when all rows have been fetched
             rows = result.all()
             found = [tuple(row[-self._behind :]) for row in rows]
             count = len(result.keys()) - self._behind
@@ -251,10 +259,9 @@ class Write:
             )
 
 
-def _silence(result: CursorResult[Any], count: int) -> None:
-    """Without RETURNING there would have been a count of rows, and no rows to ask for."""
+def _silence(result: CursorResult[Any]) -> None:
+    """Without the columns that were added there would have been no rows to ask for."""
     result._metadata = _NO_RESULT_METADATA
-    result.context._rowcount = count
 
 
 def resolve(connection: Connection, targets: Sequence[FencedTable], found: Iterable[tuple[Any, ...]]) -> set[int]:

@@ -11,6 +11,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, Session, 
 from jobsync_orm import Job
 from jobsync_orm.orm import (
     OwnedQuerySession,
+    OwnedSession,
     Owner,
     ShardedQuery,
     TokenOwned,
@@ -81,3 +82,17 @@ def sessions(job: Owner, engine: Engine, one: AsyncSession, factory: async_sessi
     filter_session(engine, job)  # type: ignore[arg-type]
     Item.owned_by("me")  # type: ignore[arg-type]
     Session(engine).query(Item).owned_by(job)  # type: ignore[attr-defined]
+
+
+async def fenced(job: Job, engine: Engine, one: AsyncSession, factory: async_sessionmaker[AsyncSession]) -> None:
+    async def work(session: AsyncSession) -> str:
+        return str(session)
+
+    assert_type(job.bind(Session(engine)), Session)
+    assert_type(job.bind(one), AsyncSession)
+    assert_type(OwnedSession(engine, job=job), OwnedSession)
+    assert_type(job.run(sessionmaker(engine), lambda session: len(session.new)), int)
+    assert_type(job.run(sessionmaker(engine, class_=OwnedSession, job=job), lambda session: None), None)
+    assert_type(await job.run_async(factory, work), str)
+    job.bind(sessionmaker(engine))  # type: ignore[type-var]
+    OwnedSession(engine)  # type: ignore[call-arg]

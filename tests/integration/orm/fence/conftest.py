@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakSet
 
+import psycopg
 import pytest
-from sqlalchemy import Engine, event, text
+from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session
 
 from jobsync_orm.coordinator.view import View
 from jobsync_orm.hashing import task_to_token
 from jobsync_orm.orm import OwnedSession
-from tests.integration.orm.conftest import MINE
-from tests.integration.orm.models import FakeJob
+from tests.conftest import Server
+from tests.integration.orm.conftest import KEYS, MINE, stock
+from tests.integration.orm.models import Base, FakeJob
 
 
 def token(key: object) -> int:
@@ -58,25 +62,62 @@ def session(stocked_engine: Engine, job: HeldJob) -> Iterator[Session]:
         yield session
 
 
-@pytest.fixture
-def stocked_engine(shop_engine: Engine) -> Engine:
-    """A database of this test's own, with one row per key in each table."""
-    from tests.integration.orm.conftest import stock
+@pytest.fixture(scope="session")
+def fence_database(server: Server, orm_template: str) -> Iterator[Engine]:
+    url = server.create_database(orm_template)
+    # Nothing here has to survive a crash of the server.
+    engine = create_engine(url.update_query_dict({"options": "-c synchronous_commit=off"}))
+    yield engine
+    engine.dispose()
+    server.drop_database(url)
 
-    stock(shop_engine)
-    return shop_engine
+
+@pytest.fixture
+def stocked_engine(fence_database: Engine) -> Iterator[Engine]:
+    """One row per key in each table; who owns what is as in ``orm_template``."""
+    with fence_database.begin() as connection:
+        tables = ", ".join(table.name for table in Base.metadata.sorted_tables)
+        connection.execute(text(f"TRUNCATE {tables} RESTART IDENTITY CASCADE"))
+    take(fence_database, *MINE, node="me", epoch=0)
+    take(fence_database, *(key for key in KEYS if key not in MINE), epoch=0)
+    stock(fence_database)
+    restart_sequences(fence_database)
+    engine = create_engine(fence_database.url)
+    yield engine
+    engine.dispose()
+
+
+def restart_sequences(engine: Engine) -> None:
+    """Rolled back or not, a generated key is used up."""
+    with engine.begin() as connection:
+        for name in ("item", "part", "vehicle", "document"):
+            connection.execute(text(f"SELECT setval('{name}_id_seq', 50, false)"))
 
 
 class Statements:
-    """What is sent on an engine."""
+    """What is sent to the database of an engine from now on, as the driver gets it."""
 
     def __init__(self, engine: Engine) -> None:
+        self.database = engine.url.database
         self.sent: list[str] = []
-        event.listen(engine, "before_cursor_execute", self._note)
-
-    def _note(self, _connection: object, _cursor: object, sql: str, *_: object) -> None:
-        self.sent.append(sql)
+        engine.connect().close()  # what SQLAlchemy asks of a server once
+        _recorders.add(self)
 
     @property
     def fences(self) -> list[str]:
         return [sql for sql in self.sent if "FOR SHARE" in sql and "sync_token" in sql]
+
+
+_recorders: WeakSet[Statements] = WeakSet()
+_execute = psycopg.Cursor.execute
+
+
+def _record(cursor: Any, query: Any, *arguments: Any, **options: Any) -> Any:
+    for recorder in list(_recorders):
+        if recorder.database == cursor.connection.info.dbname:
+            recorder.sent.append(str(query))
+    return _execute(cursor, query, *arguments, **options)
+
+
+# For good: the events of SQLAlchemy do not show what is sent with a COMMIT.
+psycopg.Cursor.execute = _record  # type: ignore[method-assign]

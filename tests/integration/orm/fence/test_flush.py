@@ -209,6 +209,8 @@ def test_rows_without_tokens_cost_nothing(session: Session, stocked_engine: Engi
 
 
 def test_reading_costs_nothing(session: Session, stocked_engine: Engine) -> None:
+    session.scalars(select(Item)).all()
+    session.commit()
     statements = Statements(stocked_engine)
     session.scalars(select(Item)).all()
     session.commit()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
 import psycopg
 import pytest
@@ -12,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from jobsync_orm.exceptions import OwnershipLost
-from jobsync_orm.migrate.fence import create_ownership_fence
+from jobsync_orm.migrate.fence import create_ownership_fence, drop_ownership_fence
 from jobsync_orm.orm import OwnedSession
 from jobsync_orm.orm.owned_session import bind
 from tests.integration.orm.conftest import KEYS, own
@@ -23,9 +24,10 @@ TOUCH = text("UPDATE item SET note = 'raw' WHERE sku = :sku")
 
 
 @pytest.fixture(params=["allow", "refuse"])
-def guarded(stocked_engine: Engine, request: pytest.FixtureRequest) -> Engine:
+def guarded(stocked_engine: Engine, request: pytest.FixtureRequest) -> Iterator[Engine]:
     create_ownership_fence(stocked_engine, "item", undeclared=request.param)
-    return stocked_engine
+    yield stocked_engine
+    drop_ownership_fence(stocked_engine, "item")
 
 
 def notes(engine: Engine) -> dict[str, str]:
