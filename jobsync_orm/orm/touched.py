@@ -34,8 +34,8 @@ Params = Sequence[Mapping[str, Any]]
 def write_target(statement: UpdateBase) -> Table | None:
     """The table that ``statement`` writes."""
     # A bulk statement of the ORM names its class; the table of the hierarchy that it is sent for is noted aside.
-    noted = statement._annotations.get("_emit_insert_table") or statement._annotations.get("_emit_update_table")
-    table: Any = noted if noted is not None else statement.table
+    annotations = statement._annotations
+    table: Any = annotations.get("_emit_insert_table", annotations.get("_emit_update_table", statement.table))
     if isinstance(table, Alias):
         table = table.element
     table = table._deannotate() if table._annotations else table
