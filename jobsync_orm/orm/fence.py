@@ -161,8 +161,12 @@ def _look_anew(connection: Connection, names: Names, tokens: Iterable[int]) -> l
         finally:
             cursor.close()
             rollback(pooled)
-    except connection.dialect.loaded_dbapi.Error:
-        return []  # the connection has broken; that the work must not be stored is known all the same
+    except connection.dialect.loaded_dbapi.Error as error:
+        # That the work must not be stored is known all the same. A connection that has broken must be known to have:
+        # else the pool fails to put its isolation level back, and that is what the user gets to see.
+        if connection.dialect.is_disconnect(error, pooled, None):
+            connection.invalidate(error)
+        return []
 
 
 def _owners_sql(names: Names, tokens: Iterable[int]) -> str:

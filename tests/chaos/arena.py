@@ -56,7 +56,7 @@ class Arena:
     say : callable
         Takes a line about what is done.
     **environment : str
-        FENCE, LEASE and TRIGGERS, see worker.py.
+        See worker.py.
     """
 
     def __init__(

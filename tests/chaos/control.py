@@ -18,7 +18,7 @@ class Point(IntEnum):
     NOWHERE = 0
     READ = 1  # it has read its rows and has written nothing
     WRITTEN = 2  # its writes are sent, the commit has not begun
-    FENCED = 3  # the fence has been passed, COMMIT has not been sent
+    FENCED = 3  # the fence has been passed; where that is a message of its own, COMMIT has not been sent
 
 
 class Control:

@@ -16,10 +16,19 @@ from sqlalchemy import URL
 
 from tests.chaos.control import Control
 from tests.chaos.relay import Network
+from tests.chaos.settings import IDLE_IN_TRANSACTION_SEC
 
 __all__ = ["Fleet", "Life"]
 
 ROOT = Path(__file__).parents[2]
+
+DEFAULTS = {
+    "TRIGGERS": "off",
+    "WORK": "mixed",
+    "IDLE_SEC": str(IDLE_IN_TRANSACTION_SEC),
+    "FENCE": "on",
+    "LEASE": "kept",
+}
 
 # A compiled module notices that the worker's datetime is another one.
 _OWN_DATETIME = "ignore:datetime.datetime size changed:RuntimeWarning"
@@ -68,7 +77,7 @@ class Fleet:
     seed : int
         For what workers do at random.
     **environment : str
-        FENCE, LEASE and TRIGGERS, see worker.py.
+        What differs from ``DEFAULTS``, see worker.py.
     """
 
     def __init__(self, folder: Path, url: URL, network: Network, seed: int, **environment: str) -> None:
@@ -77,14 +86,7 @@ class Fleet:
         self.lives: list[Life] = []
         self.current: dict[str, Life] = {}
         self._url = url
-        self._environment = {
-            **os.environ,
-            "SEED": str(seed),
-            "FENCE": "on",
-            "LEASE": "kept",
-            "TRIGGERS": "off",
-            **environment,
-        }
+        self._environment = {**os.environ, "SEED": str(seed), **DEFAULTS, **environment}
         # Each worker gets by with one thread; numeric libraries and the like are not to start more.
         self._errors = (folder / "errors.log").open("ab")
 

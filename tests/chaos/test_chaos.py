@@ -18,6 +18,9 @@ pytestmark = pytest.mark.chaos
 
 SECONDS = 40.0
 
+# What is stopped is to go on, however long it took the others.
+PLAIN: dict[str, Any] = {"WORK": "plain", "IDLE_SEC": "120"}
+
 
 def stop_one_across_its_eviction(arena: Arena) -> History:
     """Stop w1 where it has read its tasks and written nothing; let it go on when others have done them."""
@@ -54,20 +57,20 @@ def found(history: History) -> set[str]:
 
 
 def test_with_the_fence_a_late_commit_is_refused() -> None:
-    with Arena(1) as arena:
+    with Arena(1, **PLAIN) as arena:
         history = stop_one_across_its_eviction(arena)
     assert found(history) == set()
     assert any(attempt.outcome == "refused" for attempt in history.attempts)
 
 
 def test_without_the_fence_a_late_commit_is_found() -> None:
-    with Arena(1, FENCE="off") as arena:
+    with Arena(1, FENCE="off", **PLAIN) as arena:
         history = stop_one_across_its_eviction(arena)
     assert {"duplicated effects", "epochs fall in commit order", "commits by others than the owner"} <= found(history)
 
 
 def test_without_the_lease_two_workers_that_say_yes_are_found() -> None:
-    with Arena(1, FENCE="off", LEASE="ignored") as arena:
+    with Arena(1, FENCE="off", LEASE="ignored", **PLAIN) as arena:
         arena.begin(["w1", "w2", "w3"])
         arena.nemesis.do(Act(0, "blackhole", "w1", how="both", fault="blackhole"))
         must(lambda: not arena.rows("SELECT 1 FROM sync_node WHERE name = 'w1'"), "w1 is taken for dead")

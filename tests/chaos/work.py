@@ -46,6 +46,7 @@ class Work:
         self.job = job
         self.engine = engine
         self.fenced = os.environ["FENCE"] == "on"
+        self.mixed = os.environ["WORK"] == "mixed"
         self.triggers = os.environ["TRIGGERS"] == "on"
         self.random = random.Random(f"{os.environ['SEED']}/{NODE}/{LIFE}")
         self.ghost: tuple[int, int, str] | None = None  # backend, transaction, attempt of an unknown outcome
@@ -57,9 +58,8 @@ class Work:
                 if self.ghost is not None:
                     self.lay()
                 else:
-                    self.attempt(
-                        self.random.choice(("select", "select", "rows", "task") if self.fenced else ("select",))
-                    )
+                    ways = ("select", "select", "rows", "task") if self.mixed else ("select",)
+                    self.attempt(self.random.choice(ways))
             except _NothingToDo:
                 stopping.wait(IDLE_SEC)
             except DBAPIError as error:
@@ -76,7 +76,7 @@ class Work:
                 claim = stack.enter_context(self.claim()) if way == "task" else None
                 session = stack.enter_context(self.session())
                 known = self.job.token_version, self.incarnation
-                isolation = self.random.choice((*["READ COMMITTED"] * 4, "REPEATABLE READ"))
+                isolation = self.random.choice((*["READ COMMITTED"] * 4, *["REPEATABLE READ"] * self.mixed))
                 connection = session.connection(execution_options={"isolation_level": isolation})
                 if known != (self.job.token_version, self.incarnation):
                     raise _NothingToDo  # which of the two the fence has taken is not known

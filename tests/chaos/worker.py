@@ -1,9 +1,11 @@
 """One worker process under chaos: does tasks of the lanes it owns, and writes down all it does and says.
 
 Environment: URL (through the worker's own link), NODE, LIFE (a number of its own for each process), CONTROL (file, see
-control.py), LOG (file of JSON lines), SEED, TRIGGERS ("on" where the tables have them), FENCE ("on" or "off"), LEASE
-("kept" or "ignored"). With FENCE=off or LEASE=ignored the library's safeguards are switched off, so that the checker
-can be shown to find what they prevent.
+control.py), LOG (file of JSON lines), SEED, TRIGGERS ("on" where the tables have them).
+
+For directed runs: WORK ("mixed", or "plain": rows are only read, under READ COMMITTED), IDLE_SEC (limit of a session
+idle in a transaction), FENCE ("on", or "off" with plain work), LEASE ("kept" or "ignored"). With the last two the
+library's safeguards are switched off, so that the checker can be shown to find what they prevent.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from jobsync_orm.coordinator.service import Coordinator
 from jobsync_orm.coordinator.view import Ownership
 from tests.chaos.control import Point
 from tests.chaos.model import lanes
-from tests.chaos.settings import COORDINATION, IDLE_IN_TRANSACTION_SEC, LOCK_TIMEOUT_SEC
+from tests.chaos.settings import COORDINATION, LOCK_TIMEOUT_SEC
 from tests.chaos.work import Work
 
 # isort: on
@@ -54,7 +56,8 @@ def main() -> None:
     url = os.environ["URL"]
     if os.environ["LEASE"] == "ignored":
         switch_off_the_lease()
-    options = f"-c lock_timeout={LOCK_TIMEOUT_SEC}s -c idle_in_transaction_session_timeout={IDLE_IN_TRANSACTION_SEC}s"
+    idle = os.environ["IDLE_SEC"]
+    options = f"-c lock_timeout={LOCK_TIMEOUT_SEC}s -c idle_in_transaction_session_timeout={idle}s"
     engine = create_engine(
         url,
         pool_size=1,
