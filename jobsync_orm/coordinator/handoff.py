@@ -12,9 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from jobsync_orm.coordinator.callbacks import Callback, Delivery
+from jobsync_orm.coordinator.clock import SYSTEM, Clock
 from jobsync_orm.coordinator.events import RebalanceEvent, RevokeEvent
 from jobsync_orm.coordinator.membership import Membership
-from jobsync_orm.coordinator.session import Session, array, now, parse_array
+from jobsync_orm.coordinator.session import Session, array, parse_array
 from jobsync_orm.coordinator.statements import HEAVY_SEC, Statements
 from jobsync_orm.coordinator.view import Ownership
 
@@ -46,7 +47,9 @@ class Handoff:
         drain_timeout_sec: float,
         on_rebalance: Callback | None,
         on_revoke: Callback | None,
+        clock: Clock = SYSTEM,
     ) -> None:
+        self._clock = clock
         self._sql = statements
         self._membership = membership
         self._ownership = ownership
@@ -84,8 +87,8 @@ class Handoff:
             return Refreshed(None, epoch)
         owned, draining = parse_array(owned_text), set(parse_array(draining_text))
         # The end by this process's clock as it was seen first counts as well: the server's clock may be set forward.
-        self._rest_until = max(self._rest_until, now() + float(rest or 0))
-        resting = now() < self._rest_until
+        self._rest_until = max(self._rest_until, self._clock.now() + float(rest or 0))
+        resting = self._clock.now() < self._rest_until
         if resting:
             owned = []
         gained, lost = self._ownership.publish(owned, epoch, valid_until(), () if resting else draining)
@@ -93,7 +96,7 @@ class Handoff:
         has_earlier = earlier not in (None, "0")
         if draining != self._draining or has_earlier != self._earlier:
             self._retry = RETRY_FIRST_SEC
-            self.release_at = max(now(), self._rest_until + 0.01) if draining or has_earlier else float("inf")
+            self.release_at = max(self._clock.now(), self._rest_until + 0.01) if draining or has_earlier else float("inf")
         self._draining, self._marks, self._earlier = draining, parse_array(marks), has_earlier
         self.coming = coming not in (None, "0")
         self._tell(gained, lost, draining, epoch)
@@ -160,7 +163,7 @@ class Handoff:
             )
             regained = int(count or 0)
         if self._draining - busy or self._earlier:
-            self.release_at = max(now() + self._retry, self._rest_until + 0.01)
+            self.release_at = max(self._clock.now() + self._retry, self._rest_until + 0.01)
             self._retry = min(2 * self._retry, RETRY_MOST_SEC)
         return taken_up or regained > 0 or 0 < moved < ready
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-from jobsync_orm.coordinator.session import now
+from jobsync_orm.coordinator.clock import now
 
 __all__ = ["Ownership", "View"]
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from jobsync_orm.coordinator.session import now
+from jobsync_orm.coordinator.clock import now
 from jobsync_orm.coordinator.view import Ownership
 
 SOON = 3600.0
