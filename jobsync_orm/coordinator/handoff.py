@@ -139,7 +139,7 @@ class Handoff:
         self._revoking = [(delivery, tokens) for delivery, tokens in self._revoking if not delivery.done.is_set()]
         busy = {token for _, tokens in self._revoking for token in tokens}
         ready = len(self._draining - busy)
-        self.release_at = float("inf")
+        self.release_at = self._clock.now() + self._retry  # whatever fails below is tried again
         moved = 0
         taken_up = False
         if ready:
@@ -165,6 +165,8 @@ class Handoff:
         if self._draining - busy or self._earlier:
             self.release_at = max(self._clock.now() + self._retry, self._rest_until + 0.01)
             self._retry = min(2 * self._retry, RETRY_MOST_SEC)
+        else:
+            self.release_at = float("inf")
         return taken_up or regained > 0 or 0 < moved < ready
 
     def revoke_all(self) -> Delivery | None:
