@@ -5,7 +5,7 @@ VENV   ?= .venv
 RUN     = $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo test model simulate lint format bench clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +23,19 @@ demo: $(VENV)/.ready ## Three workers share a table while one is killed, one joi
 
 test: $(VENV)/.ready ## Run the tests on a real PostgreSQL (an embedded one, or JOBSYNC_TEST_URL)
 	$(RUN)/python -m pytest
+
+# Searches of the hand-off protocol that are too long for every run of the tests.
+STATES ?= 5000000
+
+model: $(VENV)/.ready ## Search the model of the hand-off further (STATES=n, a few GB of memory)
+	$(RUN)/python -m tests.model.handoff --states $(STATES)
+	$(RUN)/python -m tests.model.handoff --states $(STATES) --peers 3
+
+SEED  ?= 100000
+SEEDS ?= 20000
+
+simulate: $(VENV)/.ready ## Run the simulation of the coordinator on more seeds (SEED=first, SEEDS=count)
+	SEED=$(SEED) SEEDS=$(SEEDS) $(RUN)/python -m pytest tests/simulation/test_seeds.py -m chaos -q
 
 lint: $(VENV)/.ready ## Check style, types and the direction of imports
 	$(RUN)/ruff check .

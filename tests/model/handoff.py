@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 __all__ = ["EVENTS", "SAFEGUARDS", "Found", "Protocol", "Safeguard", "search"]
 
+
 @dataclass(frozen=True)
 class Safeguard:
     """What is no longer done if it is switched off; and where a short search finds the consequence."""
@@ -182,9 +183,9 @@ class Protocol:
             yield self._commit(s, i, p)
         if not p.known and p.linked and not (p.sent or p.answer) and "rejoin" not in self.never:
             yield from self._register(s, i)
-        if p.member and p.known and p.linked and s.owner == i and s.since < p.joined and s.target is None:
-            if s.epoch < self.epochs:
-                yield f"{i} regains the token", s._replace(since=s.epoch + 1, epoch=s.epoch + 1)
+        earlier = s.owner == i and s.since < p.joined and s.target is None
+        if earlier and p.member and p.known and p.linked and s.epoch < self.epochs:
+            yield f"{i} regains the token", s._replace(since=s.epoch + 1, epoch=s.epoch + 1)
         if "break" not in self.never:
             if p.lock and p.linked:
                 lost = s.peer(i, lock=False, sent=(), answer=(), late=p.late or p.sent)

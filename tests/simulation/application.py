@@ -14,8 +14,8 @@ from jobsync_orm.coordinator.view import View
 from tests.simulation.store import Claim
 
 if TYPE_CHECKING:
-    from tests.simulation.world import World
     from tests.simulation.nodes import SimNode
+    from tests.simulation.world import World
 
 __all__ = ["Application"]
 

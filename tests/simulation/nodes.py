@@ -6,7 +6,7 @@ import contextlib
 import random
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import greenlet
 
@@ -112,7 +112,8 @@ class SimNode:
         self.title = title
         self.rng = rng
         self.clock = SimClock(self, rate, 1000.0 * rng.random())
-        self.dead = self.cut_off = self.woken = False
+        self.dead = self.woken = False
+        self.cut_off_since: float | None = None  # packets to and from it are lost
         self.paused = False  # the whole process
         self.starved = False  # the loop only; the application's threads run
         self.stall: tuple[int, float, bool] | None = None  # after so many readings of the clock, for so long, all of it
@@ -169,6 +170,11 @@ class SimNode:
         return not self.dead and not self.paused
 
     @property
+    def cut_off(self) -> bool:
+        """Whether its packets are lost at this moment."""
+        return self.cut_off_since is not None
+
+    @property
     def _stopped(self) -> bool:
         """Whether its loop cannot run at this moment."""
         return self.paused or self.starved
@@ -209,7 +215,7 @@ class SimNode:
     # -- what happens to it ------------------------------------------------------------------------------------
 
     def pause(self, seconds: float, *, whole: bool = True) -> None:
-        """SIGSTOP, and SIGCONT after a while; or, if not ``whole``, the loop's thread gets no turn. Its clock goes on."""
+        """SIGSTOP, and SIGCONT after a while; or, if not ``whole``, its loop gets no turn. Its clock goes on."""
         if self.dead or self._stopped:
             return
         self.paused, self.starved = whole, not whole
@@ -278,7 +284,7 @@ class SimNode:
         """From now on nothing gets through, or everything again."""
         if self.cut_off == lost:
             return
-        self.cut_off = lost
+        self.cut_off_since = self.scheduler.time if lost else None
         if not lost:
             for connection in self.connections:
                 connection.packets_arrive_again()

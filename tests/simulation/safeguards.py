@@ -74,7 +74,9 @@ def _boasting(coordinator: Coordinator) -> None:
 SAFEGUARDS = {
     "the lease ends before the others may act": Weakening(coordinator=_longer_lease),
     "the lease counts from when the heartbeat was sent": Weakening(coordinator=_lease_from_receipt),
-    "a freed lock convicts only after the grace": Weakening(coordinator=_no_grace, mix={"join": 3, "reset": 8, "terminate": 2}),
+    "a freed lock convicts only after the grace": Weakening(
+        coordinator=_no_grace, mix={"join": 3, "reset": 8, "terminate": 2}
+    ),
     "a broken connection ends the certainty": Weakening(coordinator=_unwatched_connection),
     "a silent node is given its whole timeout": Weakening(("evict_any_heartbeat",), coordinator=_impatient),
     "a node says which marks it has applied": Weakening(coordinator=_boasting),

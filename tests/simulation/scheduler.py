@@ -13,15 +13,15 @@ class Scheduler:
 
     def __init__(self) -> None:
         self.time = 0.0
-        self._queue: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
+        self._queue: list[tuple[float, int, Callable[..., object], tuple[object, ...]]] = []
         self._made = 0
 
-    def at(self, time: float, action: Callable[..., None], *arguments: object) -> None:
+    def at(self, time: float, action: Callable[..., object], *arguments: object) -> None:
         """Let ``action`` happen at ``time``, or now if that is past."""
         self._made += 1
         heapq.heappush(self._queue, (max(time, self.time), self._made, action, arguments))
 
-    def after(self, seconds: float, action: Callable[..., None], *arguments: object) -> None:
+    def after(self, seconds: float, action: Callable[..., object], *arguments: object) -> None:
         """Let ``action`` happen ``seconds`` from now."""
         self.at(self.time + seconds, action, *arguments)
 

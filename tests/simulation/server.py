@@ -87,12 +87,12 @@ class Connection(Backend):
         self._inbox: list[Call | None] = []  # None: the end of the stream
         self._busy = False
         self._there_by = self._back_by = 0.0
-        self._kept: list[tuple[bool, Callable[..., None], tuple[object, ...]]] = []  # while packets are lost
+        self._kept: list[tuple[bool, Callable[..., object], tuple[object, ...]]] = []  # while packets are lost
         self._lost = self._severed = False
 
     # -- the wire ----------------------------------------------------------------------------------------------
 
-    def _to_server(self, action: Callable[..., None], *arguments: object) -> None:
+    def _to_server(self, action: Callable[..., object], *arguments: object) -> None:
         scheduler, network = self.server.scheduler, self.server.network
         if self.node.cut_off:
             self._kept.append((True, action, arguments))
@@ -100,7 +100,7 @@ class Connection(Backend):
         self._there_by = max(self._there_by, scheduler.time + network.travel())
         scheduler.at(self._there_by, action, *arguments)
 
-    def _to_node(self, action: Callable[..., None], *arguments: object) -> None:
+    def _to_node(self, action: Callable[..., object], *arguments: object) -> None:
         scheduler, network = self.server.scheduler, self.server.network
         if self._severed:
             return

@@ -159,6 +159,10 @@ class Store:
     def _drop_pins_of(self, dead: list[str]) -> None:
         self.now.pins = {t: p for t, p in self.now.pins.items() if not (p.ephemeral and p.created_by in dead)}
 
+    def _drop_claims_of(self, *life: str) -> None:
+        claims = self.now.claims.items()
+        self.now.claims = {task: claim for task, claim in claims if (claim.node, claim.incarnation) != life}
+
     def _notify(self, channel: str) -> str:
         self.notified.append(channel)
         return ""
@@ -269,9 +273,7 @@ class Store:
         self._next_epoch(members=True)
         row = self.now.nodes.get(name)
         gone = row is not None and row.incarnation == incarnation
-        self.now.claims = {
-            task: claim for task, claim in self.now.claims.items() if (claim.node, claim.incarnation) != (name, incarnation)
-        }
+        self._drop_claims_of(name, incarnation)
         if row is None or not gone:
             return []
         self._retire(row, row.rejoin > 0)
@@ -280,16 +282,12 @@ class Store:
     def _retire(self, row: Node, rests: bool) -> None:
         """A life is over: the row rests, or goes with what hangs on it."""
         if rests:
-            self.now.nodes[row.name] = row._replace(
-                state="away", last_heartbeat=self._timestamp(), backend_pid=None
-            )
+            self.now.nodes[row.name] = row._replace(state="away", last_heartbeat=self._timestamp(), backend_pid=None)
         else:
             del self.now.nodes[row.name]
             self._drop_pins_of([row.name])
 
-    def evict(
-        self, seen: Tables, backend: Backend, names: str, incarnations: str, beats: str, freed: str
-    ) -> list[Row]:
+    def evict(self, seen: Tables, backend: Backend, names: str, incarnations: str, beats: str, freed: str) -> list[Row]:
         self._next_epoch(members=True)
         gone = []
         for name, incarnation, beat, free in zip(*map(_list, (names, incarnations, beats, freed)), strict=True):
@@ -300,11 +298,7 @@ class Store:
                 gone.append(row)
         for row in gone:
             self._retire(row, row.rejoin > 0 and row.state != "away")
-            self.now.claims = {
-                task: claim
-                for task, claim in self.now.claims.items()
-                if (claim.node, claim.incarnation) != (row.name, row.incarnation)
-            }
+            self._drop_claims_of(row.name, row.incarnation)
         return [(row.name, self._notify(self.names.cluster_channel)) for row in gone]
 
     def _is_dead(self, row: Node, freed: bool) -> bool:
@@ -350,9 +344,7 @@ class Store:
                 self._write(token, Token(name, epoch))
         return [(str(len(mine)),)]
 
-    def release(
-        self, seen: Tables, backend: Backend, name: str, incarnation: str, marks: str, busy: str
-    ) -> list[Row]:
+    def release(self, seen: Tables, backend: Backend, name: str, incarnation: str, marks: str, busy: str) -> list[Row]:
         row = seen.nodes.get(name)
         if row is None or row.incarnation != incarnation:
             return []

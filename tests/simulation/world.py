@@ -28,7 +28,7 @@ from tests.simulation.scheduler import Scheduler
 from tests.simulation.server import Call, Server
 from tests.simulation.store import Backend, Pin, Store
 
-__all__ = ["Outcome", "Weakening", "World", "simulate"]
+__all__ = ["Outcome", "Weakening", "World", "simulate", "surroundings"]
 
 logger = logging.getLogger("jobsync_orm")
 
@@ -64,13 +64,16 @@ class _Errors(logging.Handler):
 
 
 @contextlib.contextmanager
-def _surroundings(seed: int) -> Iterator[_Errors]:
+def surroundings(seed: int) -> Iterator[_Errors]:
     """Randomness by ``seed``, and the coordinator's log at hand."""
     state, level, propagate = random.getstate(), logger.level, logger.propagate
     errors, made = _Errors(), random.Random(seed)
     random.seed(seed)
-    real, membership.uuid = membership.uuid, types.SimpleNamespace(  # type: ignore[assignment]
-        uuid4=lambda: uuid.UUID(int=made.getrandbits(128))
+    real, membership.uuid = (
+        membership.uuid,
+        types.SimpleNamespace(  # type: ignore[assignment]
+            uuid4=lambda: uuid.UUID(int=made.getrandbits(128))
+        ),
     )
     logger.addHandler(errors)
     logger.setLevel(logging.ERROR)
@@ -138,6 +141,7 @@ class World:
             self.server.log = self.log
         self.server.on_executed = self._executed
         self.application = Application(self, random.Random(seed + 2), weakening.fence)
+        self.on_step: Callable[[SimNode, str, str], None] | None = None  # around each statement, in the process
         self.nodes: list[SimNode] = []
         self._count = 0
         self._grants: dict[int, int] = {}
@@ -160,6 +164,7 @@ class World:
         rng = random.Random(1000 * self._seed + number)
         node = SimNode(self.scheduler, self.server, name, f"{name}#{number}", self.config, rng, self._rate())
         self._weakening.coordinator(node.coordinator)
+        node.on_step = self.on_step
         self.nodes.append(node)
         self.log("%s starts", node.title)
         node.start()
@@ -228,13 +233,15 @@ class World:
                 if not (node.cut_off and self.config.trust_freed_locks):
                     self.server.end_backend(node.session.pid)
             case "packets lost":
-                self._lose_packets(node, fault.seconds)
+                self.lose_packets(node, fault.seconds)
             case "server restart":
                 self.server.stop()
                 self.scheduler.after(fault.seconds / 2, self.server.start)
             case "pin":
                 name = f"n{1 + fault.number % 5}"
-                self._pin(f"p{fault.number}", Pin(fault.number % self.total_tokens, (name, "%")[: 1 + fault.number % 2]))
+                self._pin(
+                    f"p{fault.number}", Pin(fault.number % self.total_tokens, (name, "%")[: 1 + fault.number % 2])
+                )
             case "unpin":
                 if self.store.now.pins:
                     self._pin(next(iter(self.store.now.pins)), None)
@@ -247,16 +254,19 @@ class World:
         self.store.now.pins_revision += 1
         self.server.notify([self.config.names.cluster_channel])
 
-    def _lose_packets(self, node: SimNode, seconds: float) -> None:
+    def lose_packets(self, node: SimNode, seconds: float) -> None:
+        """Nothing gets to this node or from it for a while."""
+        if node.cut_off:
+            return
         node.lose_packets(True)
         self.scheduler.after(seconds, node.lose_packets, False)
         # The server gives such a connection up, but no earlier than the lease may have ended.
         patience = self.config.heartbeat_timeout_sec if self.config.trust_freed_locks else 0.5
         for connection in node.connections:
-            self.scheduler.after(patience + self._rng.random(), self._give_up, node, connection)
+            self.scheduler.after(patience + self._rng.random(), self._give_up, node, connection, self.scheduler.time)
 
-    def _give_up(self, node: SimNode, connection: Backend) -> None:
-        if node.cut_off:
+    def _give_up(self, node: SimNode, connection: Backend, since: float) -> None:
+        if node.cut_off_since == since:
             self.server.end_backend(connection.pid)
 
     # -- the end -----------------------------------------------------------------------------------------------
@@ -330,7 +340,7 @@ def simulate(
     starters = rng.choice((1, 2, 3, 3, 4))
     drawn = faults_module.draw(rng, FAULTS_SEC, weakening.mix or faults_module.WEIGHTS)
     chosen = drawn if faults is None else faults
-    with _surroundings(seed) as errors:
+    with surroundings(seed) as errors:
         world = World(seed, weakening, traced=traced, trust_freed_locks=trust, rejoin_grace_sec=rejoin)
         world.server.failure_rate = 0.003
         violation = ""
