@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
-import types
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+
+import pytest
 
 from jobsync_orm.config import CoordinationConfig
 from jobsync_orm.coordinator import Coordinator, membership
@@ -65,16 +66,14 @@ class _Errors(logging.Handler):
 
 @contextlib.contextmanager
 def surroundings(seed: int) -> Iterator[_Errors]:
-    """Randomness by ``seed``, and the coordinator's log at hand."""
+    """Randomness and names of this process by ``seed``, and the coordinator's log at hand."""
     state, level, propagate = random.getstate(), logger.level, logger.propagate
     errors, made = _Errors(), random.Random(seed)
     random.seed(seed)
-    real, membership.uuid = (
-        membership.uuid,
-        types.SimpleNamespace(  # type: ignore[assignment]
-            uuid4=lambda: uuid.UUID(int=made.getrandbits(128))
-        ),
-    )
+    patch = pytest.MonkeyPatch()
+    patch.setattr(membership.uuid, "uuid4", lambda: uuid.UUID(int=made.getrandbits(128)))
+    patch.setattr(membership.os, "getpid", lambda: 1)
+    patch.setattr(membership.socket, "gethostname", lambda: "here")
     logger.addHandler(errors)
     logger.setLevel(logging.ERROR)
     logger.propagate = False
@@ -84,7 +83,7 @@ def surroundings(seed: int) -> Iterator[_Errors]:
         logger.removeHandler(errors)
         logger.setLevel(level)
         logger.propagate = propagate
-        membership.uuid = real
+        patch.undo()
         random.setstate(state)
 
 
