@@ -74,6 +74,7 @@ def surroundings(seed: int) -> Iterator[_Errors]:
     patch.setattr(membership.uuid, "uuid4", lambda: uuid.UUID(int=made.getrandbits(128)))
     patch.setattr(membership.os, "getpid", lambda: 1)
     patch.setattr(membership.socket, "gethostname", lambda: "here")
+    patch.setattr(membership, "_version", lambda: "0")  # takes longer than the rest of making a node
     logger.addHandler(errors)
     logger.setLevel(logging.ERROR)
     logger.propagate = False
