@@ -64,7 +64,7 @@ class Handoff:
         self._retry = RETRY_FIRST_SEC
         self.coming = False  # whether tokens are on their way here
         self.known_epoch = 0  # of the view this life of the node has taken
-        self.release_at = float("inf")
+        self.release_at = self.refresh_at = float("inf")
         self._rest_until = 0.0
         self.first_rebalance: Delivery | None = None
 
@@ -96,7 +96,11 @@ class Handoff:
         has_earlier = earlier not in (None, "0")
         if draining != self._draining or has_earlier != self._earlier:
             self._retry = RETRY_FIRST_SEC
-            self.release_at = max(self._clock.now(), self._rest_until + 0.01) if draining or has_earlier else float("inf")
+            self.release_at = (
+                max(self._clock.now(), self._rest_until + 0.01) if draining or has_earlier else float("inf")
+            )
+        # What the database gives out after its rest may have been read before this process's own was over.
+        self.refresh_at = self._rest_until + 0.01 if resting else float("inf")
         self._draining, self._marks, self._earlier = draining, parse_array(marks), has_earlier
         self.coming = coming not in (None, "0")
         self._tell(gained, lost, draining, epoch)
@@ -107,7 +111,7 @@ class Handoff:
         epoch, self.known_epoch = self.known_epoch, 0  # the next life takes whatever epoch the database has
         lost = self._ownership.clear()
         self._draining, self._marks, self._earlier = set(), [], False
-        self.release_at = float("inf")
+        self.release_at = self.refresh_at = float("inf")
         self._tell([], lost, set(), epoch)
 
     def _tell(self, gained: list[int], lost: list[int], draining: set[int], epoch: int) -> None:

@@ -342,6 +342,8 @@ class Coordinator:
                 if at >= self._next_beat and not self._beat():
                     self._evicted()
                     self._register()
+                if self._clock.now() >= self._handoff.refresh_at:
+                    self._refresh_due = True
                 if self._refresh_due and not self._refresh():
                     self._evicted()
                     self._register()
@@ -365,7 +367,8 @@ class Coordinator:
                 continue
             if self._refresh_due:
                 continue
-            due = min(self._next_beat, self._handoff.release_at, self._leadership.plan_at, self._entering_at())
+            turns = (self._next_beat, self._handoff.refresh_at, self._handoff.release_at, self._leadership.plan_at)
+            due = min(*turns, self._entering_at())
             heard = self._session.wait(max(0.0, due - self._clock.now()))
             if everyones in heard and (self._leadership.is_in_line or not self._entered.is_set()):
                 self._next_beat = 0.0

@@ -28,6 +28,7 @@ class Work:
     token: int
     view: View
     grant: int
+    server: object  # a transaction ends with the server it runs on
 
 
 class Application:
@@ -53,7 +54,7 @@ class Application:
             return
         draw = rng.random()
         if draw < 0.8:
-            work = Work(node, token, node.coordinator.ownership.held, node.grants[token])
+            work = Work(node, token, node.coordinator.ownership.held, node.grants[token], world.server_life)
             world.scheduler.after(self._duration(), self._end, work)
         else:
             self._claim(node, token)
@@ -67,7 +68,7 @@ class Application:
     def _end(self, work: Work) -> None:
         """The last statement of the transaction: the fence."""
         world = self._world
-        if work.node.dead:
+        if work.node.dead or work.server is not world.server_life:
             return
         if work.node.paused:
             world.scheduler.after(0.05, self._end, work)
@@ -91,6 +92,8 @@ class Application:
     def _commit(self, work: Work) -> None:
         # Sent already: it is carried out whether or not the process still lives.
         world = self._world
+        if work.server is not world.server_life:
+            return
         world.store.shared[work.token] -= 1
         if self._rng.random() < 0.97:
             world.log("%s commits on token %d, begun at epoch %d", work.node.title, work.token, work.view.epoch)

@@ -21,6 +21,7 @@ WEIGHTS = {
     "terminate": 3,
     "packets lost": 5,
     "server restart": 2,
+    "promotion": 2,
     "pin": 4,
     "unpin": 3,
 }

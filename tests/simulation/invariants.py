@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from tests.simulation.store import Store, Token
@@ -56,6 +56,13 @@ class Ledger:
                 self._holder[token] = incarnation
             grants[token] = self.grant[token]
         return grants
+
+    def on_promotion(self, old: Sequence[Token], new: Sequence[Token]) -> None:
+        """The database has forgotten the newest grants: what is begun under one to another node is late."""
+        for token, (forgotten, row) in enumerate(zip(old, new, strict=True)):
+            if forgotten.node != row.node:
+                self.grant[token] += 1
+                self._holder[token] = None
 
     def on_commit(self, store: Store, token: int, node: str, grant: int) -> None:
         """Work on ``token`` commits that was begun under ``grant``."""

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from jobsync_orm.coordinator.statements import PARK, Statements
+from jobsync_orm.coordinator.statements import LEAP, PARK, Statements
 from jobsync_orm.naming import Names
 
 Row = tuple[str | None, ...]
@@ -67,10 +67,16 @@ class Claim(NamedTuple):
 class Tables:
     """All rows at one moment. Rows are never changed, only replaced: a row is the same if it is the same object."""
 
-    __slots__ = ("claims", "epoch", "nodes", "pins", "pins_revision", "revision", "tokens")
+    __slots__ = (
+        *("claims", "epoch", "history", "incarnation", "nodes", "pins", "pins_revision", "rest_until", "revision"),
+        "tokens",
+    )
 
     def __init__(self, total_tokens: int) -> None:
         self.epoch = self.revision = self.pins_revision = 0
+        self.incarnation = "00000000-0000-0000-0000-000000000000"
+        self.history: str | None = None
+        self.rest_until: float | None = None
         self.nodes: dict[str, Node] = {}
         self.tokens = [Token() for _ in range(total_tokens)]
         self.pins: dict[str, Pin] = {}
@@ -79,6 +85,7 @@ class Tables:
     def snapshot(self) -> Tables:
         copy = Tables.__new__(Tables)
         copy.epoch, copy.revision, copy.pins_revision = self.epoch, self.revision, self.pins_revision
+        copy.incarnation, copy.history, copy.rest_until = self.incarnation, self.history, self.rest_until
         copy.nodes, copy.pins, copy.claims = dict(self.nodes), dict(self.pins), dict(self.claims)
         copy.tokens = list(self.tokens)
         return copy
@@ -121,6 +128,7 @@ class Store:
         self.rebalances: list[tuple[str, int, int]] = []  # reason, tokens moved, epoch
         self.notified: list[str] = []  # channels of the statement at hand
         self.ended: list[int] = []  # backends the statement at hand wants ended
+        self.history = "1/1"  # what the server says of itself
         self.on_token: Callable[[int, Token, Token], None] = lambda token, old, new: None
         self.on_refresh: Callable[[Backend, str, list[int]], None] = lambda backend, incarnation, owned: None
         self._ordinal = 0
@@ -131,6 +139,13 @@ class Store:
     def name_of(self, sql: str) -> str:
         """The name of a statement of ``Statements``."""
         return self._methods[sql][0]
+
+    def promote(self, standby: Tables) -> None:
+        """The server is gone, with whatever its standby, which goes on in a history of its own, has not received."""
+        self.now = standby.snapshot()
+        self.history = f"1/{int(self.history[2:]) + 1}"
+        self.shared.clear()
+        self.held.clear()
 
     def execute(self, sql: str, backend: Backend, seen: Tables, parameters: Iterable[str | None]) -> list[Row]:
         """Carry out one statement that saw ``seen`` when it started."""
@@ -170,7 +185,61 @@ class Store:
     # -- session -----------------------------------------------------------------------------------------------
 
     def cluster(self, seen: Tables, backend: Backend) -> list[Row]:
-        return [(str(len(seen.tokens)), "double_sha256", "1")]
+        return [
+            (str(len(seen.tokens)), "double_sha256", "1", None if seen.rest_until is None else _time(seen.rest_until))
+        ]
+
+    # -- the database's history --------------------------------------------------------------------------------
+
+    def identify(self, seen: Tables, backend: Backend) -> list[Row]:
+        return [(self.history,)]
+
+    def standing(self, seen: Tables, backend: Backend) -> list[Row]:
+        return [(seen.incarnation, seen.history, str(seen.epoch))]
+
+    def adopt_history(self, seen: Tables, backend: Backend, incarnation: str, history: str) -> list[Row]:
+        if self.now.incarnation == incarnation and self.now.history is None:
+            self.now.history = history
+        return []
+
+    def reform(
+        self,
+        seen: Tables,
+        backend: Backend,
+        incarnation: str,
+        new: str,
+        history: str | None,
+        known: str,
+        rest: str,
+        forced: str,
+    ) -> list[Row]:
+        cluster = self.now
+        reason = forced == "t" or cluster.epoch < int(known) or cluster.history != (history or cluster.history)
+        if cluster.incarnation != incarnation or not reason:
+            return []
+        cluster.incarnation, cluster.history = new, history or cluster.history
+        epoch = cluster.epoch = max(cluster.epoch, int(known)) + LEAP
+        cluster.revision += 1
+        longest = max([float(rest), *(row.timeout for row in seen.nodes.values())])
+        cluster.rest_until = self._timestamp() + longest
+        gone = [row for row in cluster.nodes.values() if row.state != "away" and row.name in seen.nodes]
+        for row in gone:
+            if row.rejoin > 0:
+                cluster.nodes[row.name] = row._replace(state="away", last_heartbeat=self._timestamp(), backend_pid=None)
+            else:
+                del cluster.nodes[row.name]
+        for token, row in enumerate(seen.tokens):
+            if self._lockable(seen, token):
+                self._write(token, Token(row.node, epoch, row.node, None if row.node is None else epoch))
+        cluster.claims = {}
+        told = [self._notify(channel) for channel in (self.names.node_channel(row.name) for row in gone)]
+        return [(str(epoch), str(longest), "1", self._notify(self.names.cluster_channel), str(len(told)))]
+
+    def _rests(self, tables: Tables) -> bool:
+        return tables.rest_until is not None and tables.rest_until > self.clock()
+
+    def _rest(self, tables: Tables) -> str | None:
+        return None if tables.rest_until is None else str(tables.rest_until - self.clock())
 
     def lock_node(self, seen: Tables, backend: Backend, name: str) -> list[Row]:
         return [("t" if self.held.setdefault(name, backend) is backend else "f",)]
@@ -229,7 +298,7 @@ class Store:
         )
         for token, row in enumerate(seen.tokens):
             if row.node == name and self._lockable(seen, token):
-                self._write(token, Token(name, epoch))
+                self._write(token, Token(name, epoch, name, epoch) if self._rests(self.now) else Token(name, epoch))
         return [(str(epoch), self._notify(self.names.cluster_channel))]
 
     def void_claims(self, seen: Tables, backend: Backend, name: str, incarnation: str) -> list[Row]:
@@ -328,10 +397,10 @@ class Store:
             self.on_refresh(backend, incarnation, owned)
         state = life.state if life is not None else None
         lists = (_array(owned), _array(draining), _array(sorted(marks)))
-        return [(state, str(seen.epoch), *lists, str(coming), str(earlier))]
+        return [(state, str(seen.epoch), *lists, str(coming), str(earlier), self._rest(seen))]
 
     def regain(self, seen: Tables, backend: Backend, name: str, incarnation: str) -> list[Row]:
-        life = self._life(seen, name, incarnation)
+        life = self._life(seen, name, incarnation) if not self._rests(seen) else None
         mine = [
             token
             for token, row in enumerate(seen.tokens)
@@ -346,13 +415,15 @@ class Store:
 
     def release(self, seen: Tables, backend: Backend, name: str, incarnation: str, marks: str, busy: str) -> list[Row]:
         row = seen.nodes.get(name)
-        if row is None or row.incarnation != incarnation:
+        if row is None or row.incarnation != incarnation or self._rests(seen):
             return []
         answered, kept = _ints(marks), _ints(busy)
         claimed = {claim.token_id for claim in seen.claims.values() if claim.node == name}
         given: Counter[str | None] = Counter()
         for token, mark in enumerate(seen.tokens):
-            if mark.node != name or mark.next_node is None or token in kept or token in claimed:
+            if mark.node != name or mark.next_node is None or token in kept:
+                continue
+            if token in claimed and mark.next_node != name:
                 continue
             if mark.next_epoch not in answered and "release_any_mark" not in self.weakened:
                 continue
@@ -380,7 +451,8 @@ class Store:
         orphaned = any(self._orphaned(seen, pin) for pin in seen.pins.values())
         left = None if expiry is None else str(expiry - now)
         revisions = (str(seen.revision), str(seen.pins_revision))
-        return [(*revisions, _time(now), _json(members), _json(pins), left, "t" if orphaned else "f")]
+        lists = (_json(members), _json(pins))
+        return [(*revisions, _time(now), *lists, left, "t" if orphaned else "f", self._rest(seen))]
 
     def drop_orphaned_pins(self, seen: Tables, backend: Backend) -> list[Row]:
         self.now.pins = {task: pin for task, pin in self.now.pins.items() if not self._orphaned(seen, pin)}
@@ -430,6 +502,7 @@ class Store:
         before: str,
         after: str,
         channels: str,
+        known: str,
     ) -> list[Row]:
         row = seen.nodes.get(me)
         if row is None or row.incarnation != incarnation or not row.can_lead:
@@ -456,7 +529,8 @@ class Store:
                     free.append((token, kind or "", named(target)))
         new = _list(joining)
         current = str(self.now.revision) == revision or "publish_any_revision" in self.weakened
-        if not current or not (free or new):
+        resting = self.now.rest_until is not None and self.now.rest_until >= self.clock()
+        if not current or not (free or new) or resting or self.now.epoch < int(known):
             return []
         epoch = self._next_epoch(members=False)
         for name in new:

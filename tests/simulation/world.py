@@ -144,6 +144,9 @@ class World:
         self.on_step: Callable[[SimNode, str, str], None] | None = None  # around each statement, in the process
         self.nodes: list[SimNode] = []
         self._count = 0
+        self.server_life = object()
+        self._standby = [self.store.now.snapshot()]
+        self._replicate()
         self._grants: dict[int, int] = {}
 
     def _rate(self) -> float:
@@ -237,6 +240,9 @@ class World:
             case "server restart":
                 self.server.stop()
                 self.scheduler.after(fault.seconds / 2, self.server.start)
+            case "promotion":
+                self._promote(fault.seconds / 4)
+                self.scheduler.after(fault.number / 20, self.server.start)
             case "pin":
                 name = f"n{1 + fault.number % 5}"
                 self._pin(
@@ -245,6 +251,20 @@ class World:
             case "unpin":
                 if self.store.now.pins:
                     self._pin(next(iter(self.store.now.pins)), None)
+
+    def _replicate(self) -> None:
+        """The standby keeps up, more or less."""
+        self._standby = [*self._standby[-7:], self.store.now.snapshot()]
+        self.scheduler.after(0.3, self._replicate)
+
+    def _promote(self, lag: float) -> None:
+        """The standby takes over; it lacks what was committed in about the last ``lag`` seconds."""
+        self.server.stop()
+        self.server_life = object()
+        standby = self._standby[-min(len(self._standby), 1 + round(lag / 0.3))]
+        self.log("-- epoch %d is forgotten, %d goes on", self.store.now.epoch, standby.epoch)
+        self.ledger.on_promotion(self.store.now.tokens, standby.tokens)
+        self.store.promote(standby)
 
     def _pin(self, task: str, pin: Pin | None) -> None:
         if pin is None:
