@@ -87,7 +87,8 @@ class Handoff:
             return Refreshed(None, epoch)
         owned, draining = parse_array(owned_text), set(parse_array(draining_text))
         # The end by this process's clock as it was seen first counts as well: the server's clock may be set forward.
-        self._rest_until = max(self._rest_until, self._clock.now() + float(rest or 0))
+        if rest is not None:
+            self._rest_until = max(self._rest_until, self._clock.now() + float(rest))
         resting = self._clock.now() < self._rest_until
         if resting:
             owned = []

@@ -71,9 +71,14 @@ def _boasting(coordinator: Coordinator) -> None:
     membership.beat = beat  # type: ignore[method-assign]
 
 
+REJOINS = {"join": 3, "pause": 5, "stall": 5, "restart": 5, "reset": 3, "packets lost": 2}
+PROMOTIONS = {"join": 3, "kill": 2, "leave": 2, "promotion": 4, "packets lost": 1}
+
 SAFEGUARDS = {
     "the lease ends before the others may act": Weakening(coordinator=_longer_lease),
-    "the lease counts from when the heartbeat was sent": Weakening(coordinator=_lease_from_receipt),
+    "the lease counts from when the heartbeat was sent": Weakening(
+        coordinator=_lease_from_receipt, mix={"join": 3, "pause": 10}
+    ),
     "a freed lock convicts only after the grace": Weakening(
         coordinator=_no_grace, mix={"join": 3, "reset": 8, "terminate": 2}
     ),
@@ -82,9 +87,10 @@ SAFEGUARDS = {
     "a node says which marks it has applied": Weakening(coordinator=_boasting),
     "a mark is forced only once it has been applied": Weakening(("force_without_applied",)),
     "a release answers one mark": Weakening(("release_any_mark",), mix={"join": 4, "leave": 1, "pin": 8, "unpin": 6}),
-    "a plan is for the members it was made for": Weakening(("publish_any_revision",)),
+    "a plan is for the members it was made for": Weakening(("publish_any_revision",), mix=REJOINS),
     "tokens of an earlier life are taken up at a new epoch": Weakening(("refresh_any_epoch",)),
+    "a cluster formed anew rests": Weakening(("reform_without_rest",), mix=PROMOTIONS),
     "a commit is fenced": Weakening(fence="none"),
-    "the fence compares epochs": Weakening(fence="any epoch"),
-    "the fence knows the epoch of the begin": Weakening(fence="epoch at commit"),
+    "the fence compares epochs": Weakening(fence="any epoch", mix=REJOINS),
+    "the fence knows the epoch of the begin": Weakening(fence="epoch at commit", mix=REJOINS),
 }

@@ -113,7 +113,7 @@ class Store:
     weakened : iterable of str
         Conditions left out of the statements, to show that the checks notice: ``release_any_mark``,
         ``force_without_applied``, ``publish_any_revision``, ``refresh_any_epoch``,
-        ``evict_any_heartbeat``.
+        ``evict_any_heartbeat``, ``reform_without_rest``.
     """
 
     def __init__(
@@ -221,6 +221,7 @@ class Store:
         epoch = cluster.epoch = max(cluster.epoch, int(known)) + LEAP
         cluster.revision += 1
         longest = max([float(rest), *(row.timeout for row in seen.nodes.values())])
+        longest *= "reform_without_rest" not in self.weakened
         cluster.rest_until = self._timestamp() + longest
         gone = [row for row in cluster.nodes.values() if row.state != "away" and row.name in seen.nodes]
         for row in gone:

@@ -242,7 +242,7 @@ class World:
                 self.scheduler.after(fault.seconds / 2, self.server.start)
             case "promotion":
                 self._promote(fault.seconds / 4)
-                self.scheduler.after(fault.number / 20, self.server.start)
+                self.scheduler.after(fault.number % 8 / 10, self.server.start)
             case "pin":
                 name = f"n{1 + fault.number % 5}"
                 self._pin(

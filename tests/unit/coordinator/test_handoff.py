@@ -36,8 +36,8 @@ class Stand(Clock):
         self.sent.append(name)
         return self.answers[name]()
 
-    def refresh(self, draining: str | None, marks: str | None, earlier: str) -> None:
-        self.answers["refresh"] = lambda: [("active", "7", "{1}", draining, marks, "0", earlier)]
+    def refresh(self, draining: str | None, marks: str | None, earlier: str, rest: str | None = None) -> None:
+        self.answers["refresh"] = lambda: [("active", "7", "{1}", draining, marks, "0", earlier, rest)]
         self.handoff.refresh(self, lambda: 2000.0)  # type: ignore[arg-type]
 
 
@@ -71,3 +71,16 @@ def test_with_nothing_left_nothing_is_due() -> None:
     stand.answers["release"] = lambda: [("w2", "1", "")]
     assert not stand.handoff.release(stand)  # type: ignore[arg-type]
     assert stand.handoff.release_at == float("inf")
+
+
+def test_tokens_read_before_this_process_counts_the_rest_as_over_are_read_again() -> None:
+    """The database's rest is over a moment earlier than this process knows, which was told late."""
+    stand = Stand()
+    stand.refresh("{2}", "{7}", "0", rest="0.5")
+    stand.at += 0.45
+    stand.refresh(None, None, "0", rest="-0.01")
+    assert stand.handoff.known_epoch == 7
+    assert stand.at < stand.handoff.refresh_at < stand.at + 0.1
+    stand.at = stand.handoff.refresh_at
+    stand.refresh(None, None, "0", rest="-0.07")
+    assert stand.handoff.refresh_at == float("inf")
