@@ -136,8 +136,11 @@ class Leadership:
         return self._plan_at if self.leads else float("inf")
 
     def forget(self) -> None:
-        """The session is new: what was planned may have changed."""
-        self._planned_revisions = self._under_way = None
+        """The session or this life of the node is new: what was planned may have changed.
+
+        Revisions that were seen say nothing any more: another history of the database may come to the same numbers.
+        """
+        self._planned_revisions = self._seen_revisions = self._under_way = None
         self.oldest = []
 
     def heard(self, oldest: list[str], revisions: tuple[int, int]) -> None:

@@ -468,6 +468,7 @@ class Coordinator:
         )
         self._certain = False
         self._membership.incarnation = ""
+        self._leadership.forget()
         self._handoff.lose_all()
 
     # -- entering and leaving ----------------------------------------------------------------------------------
