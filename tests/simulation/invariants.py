@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tests.simulation.store import Store, Token
@@ -47,10 +47,16 @@ class Ledger:
             self.grant[token] += 1
             self._holder[token] = None
 
-    def on_refresh(self, incarnation: str, owned: Iterable[int]) -> dict[int, int]:
-        """A life of a node reads that it owns these tokens. Returns the number of each one's grant."""
+    def on_refresh(self, incarnation: str, owned: Mapping[int, bool]) -> dict[int, int]:
+        """A life of a node reads that it owns these tokens; False where that is no longer so when it is answered.
+
+        Returns the number of each one's grant, -1 for one that is over.
+        """
         grants = {}
-        for token in owned:
+        for token, current in owned.items():
+            if not current:
+                grants[token] = -1
+                continue
             if self._holder[token] != incarnation:
                 self.grant[token] += self._holder[token] is not None
                 self._holder[token] = incarnation

@@ -130,7 +130,7 @@ class Store:
         self.ended: list[int] = []  # backends the statement at hand wants ended
         self.history = "1/1"  # what the server says of itself
         self.on_token: Callable[[int, Token, Token], None] = lambda token, old, new: None
-        self.on_refresh: Callable[[Backend, str, list[int]], None] = lambda backend, incarnation, owned: None
+        self.on_refresh: Callable[[str, dict[int, bool]], None] = lambda incarnation, owned: None  # and still current
         self._ordinal = 0
         self._methods: dict[str, tuple[str, Callable[..., list[Row]]]] = {
             sql: (name, getattr(self, name)) for name, sql in vars(Statements(names)).items()
@@ -395,7 +395,7 @@ class Store:
             elif life is not None:
                 earlier += 1
         if life is not None:
-            self.on_refresh(backend, incarnation, owned)
+            self.on_refresh(incarnation, {token: seen.tokens[token] is self.now.tokens[token] for token in owned})
         state = life.state if life is not None else None
         lists = (_array(owned), _array(draining), _array(sorted(marks)))
         return [(state, str(seen.epoch), *lists, str(coming), str(earlier), self._rest(seen))]

@@ -174,7 +174,7 @@ class World:
         self.application.attend(node)
         return node
 
-    def _refreshed(self, backend: Backend, incarnation: str, owned: list[int]) -> None:
+    def _refreshed(self, incarnation: str, owned: dict[int, bool]) -> None:
         self._grants = self.ledger.on_refresh(incarnation, owned)
 
     def _executed(self, node: SimNode, call: Call) -> None:
