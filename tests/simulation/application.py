@@ -61,7 +61,7 @@ class Application:
 
     def _duration(self) -> float:
         draw = self._rng.random()
-        return 0.05 * draw if draw < 0.5 else 8 * (draw - 0.5)
+        return 0.05 * draw if draw < 0.4 else 8 * (draw - 0.4) if draw < 0.75 else 60 * (draw - 0.75)
 
     # -- transactions ------------------------------------------------------------------------------------------
 

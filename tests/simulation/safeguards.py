@@ -71,6 +71,7 @@ def _boasting(coordinator: Coordinator) -> None:
     membership.beat = beat  # type: ignore[method-assign]
 
 
+CHURN = {"join": 4, "leave": 4, "restart": 2, "pin": 4, "unpin": 2}
 REJOINS = {"join": 3, "pause": 5, "stall": 5, "restart": 5, "reset": 3, "packets lost": 2}
 PROMOTIONS = {"join": 3, "kill": 2, "leave": 2, "promotion": 4, "packets lost": 1}
 
@@ -91,6 +92,6 @@ SAFEGUARDS = {
     "tokens of an earlier life are taken up at a new epoch": Weakening(("refresh_any_epoch",)),
     "a cluster formed anew rests": Weakening(("reform_without_rest",), mix=PROMOTIONS),
     "a commit is fenced": Weakening(fence="none"),
-    "the fence compares epochs": Weakening(fence="any epoch", mix=REJOINS),
-    "the fence knows the epoch of the begin": Weakening(fence="epoch at commit", mix=REJOINS),
+    "the fence compares epochs": Weakening(fence="any epoch", mix=CHURN),
+    "the fence knows the epoch of the begin": Weakening(fence="epoch at commit", mix=CHURN),
 }

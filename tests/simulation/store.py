@@ -395,7 +395,8 @@ class Store:
             elif life is not None:
                 earlier += 1
         if life is not None:
-            self.on_refresh(incarnation, {token: seen.tokens[token] is self.now.tokens[token] for token in owned})
+            now = self.now.tokens  # a mark made meanwhile takes nothing away yet
+            self.on_refresh(incarnation, {token: seen.tokens[token][:2] == now[token][:2] for token in owned})
         state = life.state if life is not None else None
         lists = (_array(owned), _array(draining), _array(sorted(marks)))
         return [(state, str(seen.epoch), *lists, str(coming), str(earlier), self._rest(seen))]
