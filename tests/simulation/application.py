@@ -50,13 +50,13 @@ class Application:
         world, rng = self._world, self._rng
         world.scheduler.after(0.05 + 0.9 * rng.random(), self._turn, node)
         token = rng.randrange(world.total_tokens)
-        if not node.says_yes(token) or token not in node.grants:
+        if not node.may_finish(token) or token not in node.grants:
             return
         draw = rng.random()
-        if draw < 0.8:
+        if draw < 0.8:  # a token that is asked for may still be worked on in a fenced transaction
             work = Work(node, token, node.coordinator.ownership.held, node.grants[token], world.server_life)
             world.scheduler.after(self._duration(), self._end, work)
-        else:
+        elif node.says_yes(token):
             self._claim(node, token)
 
     def _duration(self) -> float:

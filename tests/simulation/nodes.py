@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 __all__ = ["Killed", "SimNode"]
 
 
+# Of the values in a view, only 1 is a yes.
+SAYS_YES = bytes(int(value == 1) for value in range(256))
+
+
 class Killed(BaseException):
     """Raised inside a process that is killed, so that its greenlet ends."""
 
@@ -298,8 +302,15 @@ class SimNode:
         view = self.coordinator.ownership.view
         if not view.count or self.dead or self.paused or self.clock.read() >= view.valid_until:
             return 0
-        return int.from_bytes(view.owned, "little")
+        return int.from_bytes(view.owned.translate(SAYS_YES), "little")
 
     def says_yes(self, token: int) -> bool:
+        return self._sure_of(token) == 1
+
+    def may_finish(self, token: int) -> bool:
+        """Whether it owns this token, be it only to finish what it has begun."""
+        return self._sure_of(token) in (1, 2)
+
+    def _sure_of(self, token: int) -> int:
         view = self.coordinator.ownership.view
-        return self.running and self.clock.read() < view.valid_until and view.owned[token] == 1
+        return view.owned[token] if self.running and self.clock.read() < view.valid_until else 0

@@ -396,7 +396,8 @@ class Store:
                 earlier += 1
         if life is not None:
             now = self.now.tokens  # a mark made meanwhile takes nothing away yet
-            self.on_refresh(incarnation, {token: seen.tokens[token][:2] == now[token][:2] for token in owned})
+            mine = [*owned, *draining]
+            self.on_refresh(incarnation, {token: seen.tokens[token][:2] == now[token][:2] for token in mine})
         state = life.state if life is not None else None
         lists = (_array(owned), _array(draining), _array(sorted(marks)))
         return [(state, str(seen.epoch), *lists, str(coming), str(earlier), self._rest(seen))]
