@@ -396,7 +396,7 @@ class Store:
                 earlier += 1
         if life is not None:
             now = self.now.tokens  # a mark made meanwhile takes nothing away yet
-            mine = [*owned, *draining]
+            mine = [*owned, *(token for token in draining if seen.tokens[token].epoch >= life.join_epoch)]
             self.on_refresh(incarnation, {token: seen.tokens[token][:2] == now[token][:2] for token in mine})
         state = life.state if life is not None else None
         lists = (_array(owned), _array(draining), _array(sorted(marks)))
