@@ -5,7 +5,7 @@ VENV   ?= .venv
 RUN     = $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test chaos lint format bench clean
+.PHONY: help demo test chaos model simulate lint format bench clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,18 @@ SEED     ?=
 chaos: $(VENV)/.ready ## Real workers under kills, pauses, broken networks and restarts, checked (DURATION=seconds SEED=n)
 	$(RUN)/python -m pytest -q -m chaos tests/chaos
 	$(RUN)/python -m tests.chaos.run --duration $(DURATION) $(if $(SEED),--seed $(SEED))
+
+# Searches of the hand-off protocol that are too long for every run of the tests.
+STATES ?= 5000000
+
+model: $(VENV)/.ready ## Search the model of the hand-off further (STATES=n, a few GB of memory)
+	$(RUN)/python -m tests.model.handoff --states $(STATES)
+	$(RUN)/python -m tests.model.handoff --states $(STATES) --peers 3
+
+SEEDS ?= 20000
+
+simulate: $(VENV)/.ready ## Run the simulation of the coordinator on more seeds (SEED=first SEEDS=count)
+	SEED=$(or $(SEED),100000) SEEDS=$(SEEDS) $(RUN)/python -m pytest tests/simulation/test_seeds.py -m chaos -q
 
 lint: $(VENV)/.ready ## Check style, types and the direction of imports
 	$(RUN)/ruff check .

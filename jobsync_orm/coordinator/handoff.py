@@ -12,9 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from jobsync_orm.coordinator.callbacks import Callback, Delivery
+from jobsync_orm.coordinator.clock import SYSTEM, Clock
 from jobsync_orm.coordinator.events import RebalanceEvent, RevokeEvent
 from jobsync_orm.coordinator.membership import Membership
-from jobsync_orm.coordinator.session import Session, array, now, parse_array
+from jobsync_orm.coordinator.session import Session, array, parse_array
 from jobsync_orm.coordinator.statements import HEAVY_SEC, Statements
 from jobsync_orm.coordinator.view import Ownership
 
@@ -46,7 +47,9 @@ class Handoff:
         drain_timeout_sec: float,
         on_rebalance: Callback | None,
         on_revoke: Callback | None,
+        clock: Clock = SYSTEM,
     ) -> None:
+        self._clock = clock
         self._sql = statements
         self._membership = membership
         self._ownership = ownership
@@ -61,7 +64,7 @@ class Handoff:
         self._retry = RETRY_FIRST_SEC
         self.coming = False  # whether tokens are on their way here
         self.known_epoch = 0  # of the view this life of the node has taken
-        self.release_at = float("inf")
+        self.release_at = self.refresh_at = float("inf")
         self._rest_until = 0.0
         self.first_rebalance: Delivery | None = None
 
@@ -84,8 +87,9 @@ class Handoff:
             return Refreshed(None, epoch)
         owned, draining = parse_array(owned_text), set(parse_array(draining_text))
         # The end by this process's clock as it was seen first counts as well: the server's clock may be set forward.
-        self._rest_until = max(self._rest_until, now() + float(rest or 0))
-        resting = now() < self._rest_until
+        if rest is not None:
+            self._rest_until = max(self._rest_until, self._clock.now() + float(rest))
+        resting = self._clock.now() < self._rest_until
         if resting:
             owned = []
         gained, lost = self._ownership.publish(owned, epoch, valid_until(), () if resting else draining)
@@ -93,7 +97,11 @@ class Handoff:
         has_earlier = earlier not in (None, "0")
         if draining != self._draining or has_earlier != self._earlier:
             self._retry = RETRY_FIRST_SEC
-            self.release_at = max(now(), self._rest_until + 0.01) if draining or has_earlier else float("inf")
+            self.release_at = (
+                max(self._clock.now(), self._rest_until + 0.01) if draining or has_earlier else float("inf")
+            )
+        # What the database gives out after its rest may have been read before this process's own was over.
+        self.refresh_at = self._rest_until + 0.01 if resting else float("inf")
         self._draining, self._marks, self._earlier = draining, parse_array(marks), has_earlier
         self.coming = coming not in (None, "0")
         self._tell(gained, lost, draining, epoch)
@@ -104,7 +112,7 @@ class Handoff:
         epoch, self.known_epoch = self.known_epoch, 0  # the next life takes whatever epoch the database has
         lost = self._ownership.clear()
         self._draining, self._marks, self._earlier = set(), [], False
-        self.release_at = float("inf")
+        self.release_at = self.refresh_at = float("inf")
         self._tell([], lost, set(), epoch)
 
     def _tell(self, gained: list[int], lost: list[int], draining: set[int], epoch: int) -> None:
@@ -136,7 +144,7 @@ class Handoff:
         self._revoking = [(delivery, tokens) for delivery, tokens in self._revoking if not delivery.done.is_set()]
         busy = {token for _, tokens in self._revoking for token in tokens}
         ready = len(self._draining - busy)
-        self.release_at = float("inf")
+        self.release_at = self._clock.now() + self._retry  # whatever fails below is tried again
         moved = 0
         taken_up = False
         if ready:
@@ -160,8 +168,10 @@ class Handoff:
             )
             regained = int(count or 0)
         if self._draining - busy or self._earlier:
-            self.release_at = max(now() + self._retry, self._rest_until + 0.01)
+            self.release_at = max(self._clock.now() + self._retry, self._rest_until + 0.01)
             self._retry = min(2 * self._retry, RETRY_MOST_SEC)
+        else:
+            self.release_at = float("inf")
         return taken_up or regained > 0 or 0 < moved < ready
 
     def revoke_all(self) -> Delivery | None:

@@ -16,9 +16,10 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from jobsync_orm.coordinator.clock import SYSTEM, Clock
 from jobsync_orm.coordinator.observation import Evidence
 from jobsync_orm.coordinator.pinning import allowed_nodes
-from jobsync_orm.coordinator.session import Session, array, now, parse_array
+from jobsync_orm.coordinator.session import Session, array, parse_array
 from jobsync_orm.coordinator.statements import HEAVY_SEC, PARK, Statements
 from jobsync_orm.naming import Names
 from jobsync_orm.planner import Member, Plan, plan
@@ -95,7 +96,10 @@ class _Planned:
 class Leadership:
     """The leading part of one node; idle while others lead."""
 
-    def __init__(self, names: Names, statements: Statements, me: str, drain_timeout_sec: float) -> None:
+    def __init__(
+        self, names: Names, statements: Statements, me: str, drain_timeout_sec: float, clock: Clock = SYSTEM
+    ) -> None:
+        self._clock = clock
         self._names = names
         self._sql = statements
         self._me = me
@@ -132,15 +136,18 @@ class Leadership:
         return self._plan_at if self.leads else float("inf")
 
     def forget(self) -> None:
-        """The session is new: what was planned may have changed."""
-        self._planned_revisions = self._under_way = None
+        """The session or this life of the node is new: what was planned may have changed.
+
+        Revisions that were seen say nothing any more: another history of the database may come to the same numbers.
+        """
+        self._planned_revisions = self._seen_revisions = self._under_way = None
         self.oldest = []
 
     def heard(self, oldest: list[str], revisions: tuple[int, int]) -> None:
         """Take in who is oldest, and the revisions of the members and of the pins."""
         self.oldest = oldest
         if self.leads and revisions not in (self._planned_revisions, self._seen_revisions):
-            self._plan_at = min(self._plan_at, max(now(), self._planned_at + PLAN_GAP_SEC))
+            self._plan_at = min(self._plan_at, max(self._clock.now(), self._planned_at + PLAN_GAP_SEC))
         self._seen_revisions = revisions
 
     def wards(self, everyone: Iterable[str]) -> list[str]:
@@ -169,7 +176,7 @@ class Leadership:
         None where there was nothing to do, the cluster rests, or the world had changed meanwhile, so much so perhaps
         that the database is from before ``known_epoch``.
         """
-        self._plan_at = now() + FAILED_SEC  # whatever fails below is tried again
+        self._plan_at = self._clock.now() + FAILED_SEC  # whatever fails below is tried again
         planned, self._under_way = self._under_way, None
         if planned is None:
             planned = self._make(session)
@@ -179,18 +186,18 @@ class Leadership:
         steps = planned.batches.pop(0) if planned.batches else []
         outcome = self._publish(session, incarnation, planned, steps, known_epoch)
         if outcome is None:
-            self._plan_at = now() + PLAN_GAP_SEC
+            self._plan_at = self._clock.now() + PLAN_GAP_SEC
             return None
         if outcome.skipped:
             # In use, or just released by its owner. Ever more patiently: the plan would raise the epoch each time.
-            planned.done_at = min(planned.done_at, now() + self._retry)
+            planned.done_at = min(planned.done_at, self._clock.now() + self._retry)
             self._retry = min(2 * self._retry, RETRY_MOST_SEC)
         elif outcome.steps:
             self._retry = RETRY_FIRST_SEC
         if any(step.kind == MARK for step in steps):
-            planned.done_at = min(planned.done_at, now() + self._drain + 0.05)
+            planned.done_at = min(planned.done_at, self._clock.now() + self._drain + 0.05)
         if planned.batches:
-            self._under_way, self._plan_at = planned, now()
+            self._under_way, self._plan_at = planned, self._clock.now()
         else:
             self._settle(planned)
         return outcome
@@ -198,28 +205,28 @@ class Leadership:
     def _settle(self, planned: _Planned) -> None:
         self._plan_at = planned.done_at
         if self._seen_revisions != self._planned_revisions:
-            self._plan_at = min(self._plan_at, now() + PLAN_GAP_SEC)
+            self._plan_at = min(self._plan_at, self._clock.now() + PLAN_GAP_SEC)
 
     def _make(self, session: Session) -> _Planned:
         """Read what is, and work out what is to be."""
-        self._planned_at = now()
+        self._planned_at = self._clock.now()
         (snapshot,) = session.execute(self._sql.snapshot, timeout=HEAVY_SEC)
         revision, pins_revision, started, members_text, pins_text, expiry, orphaned, rest = snapshot
         # As long as by either clock: the server's may be set forward meanwhile.
-        self._rest_until = max(self._rest_until, now() + float(rest or 0))
-        if now() < self._rest_until:
+        self._rest_until = max(self._rest_until, self._clock.now() + float(rest or 0))
+        if self._clock.now() < self._rest_until:
             # Nothing may be given out yet, and pins of nodes that still have to come back are no orphans.
             self._planned_revisions = self._seen_revisions = (int(revision or 0), int(pins_revision or 0))
             return _Planned(revision, started, "", 0, 0, (), [], self._rest_until + 0.01)
-        later = now() + RECONCILE_SEC
+        later = self._clock.now() + RECONCILE_SEC
         if orphaned == "t":
             session.execute(self._sql.drop_orphaned_pins, timeout=HEAVY_SEC)
-            later = now() + PLAN_GAP_SEC  # this snapshot still has them
+            later = self._clock.now() + PLAN_GAP_SEC  # this snapshot still has them
         self._planned_revisions = self._seen_revisions = (int(revision or 0), int(pins_revision or 0))
         members: list[tuple[str, int, str]] = json.loads(members_text or "[]") or []
         pins: list[tuple[int, list[str]]] = json.loads(pins_text or "[]") or []
         if expiry is not None:
-            later = min(later, now() + float(expiry) + 0.01)
+            later = min(later, self._clock.now() + float(expiry) + 0.01)
         active = [Member(name, weight) for name, weight, state in members if state != "away"]
         resting = {name for name, _, state in members if state == "away"}
         joining = [name for name, _, state in members if state == "joining"]
@@ -227,7 +234,7 @@ class Leadership:
         for node, next_node, overdue, tokens, left in session.execute(self._sql.tokens, timeout=HEAVY_SEC):
             groups.append(Group(node, next_node, overdue == "t", sorted(parse_array(tokens))))
             if left is not None:
-                later = min(later, now() + max(float(left), RETRY_FIRST_SEC) + 0.01)
+                later = min(later, self._clock.now() + max(float(left), RETRY_FIRST_SEC) + 0.01)
         names = {member.name for member in active}
         allowed = allowed_nodes(pins, names)
         self._report_parked({token for token, nodes in allowed.items() if not nodes}, pins)

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from jobsync_orm.config import CoordinationConfig
+from jobsync_orm.coordinator.clock import SYSTEM, Clock
 from jobsync_orm.coordinator.observation import FREED_GRACES, Seen, parse_seen
-from jobsync_orm.coordinator.session import Row, Session, now
+from jobsync_orm.coordinator.session import Row, Session
 from jobsync_orm.coordinator.statements import Statements
 from jobsync_orm.exceptions import NodeNameInUse
 
@@ -46,8 +47,9 @@ class Beat:
 class Membership:
     """This node's row in the cluster."""
 
-    def __init__(self, config: CoordinationConfig, name: str, statements: Statements) -> None:
+    def __init__(self, config: CoordinationConfig, name: str, statements: Statements, clock: Clock = SYSTEM) -> None:
         self._config = config
+        self._clock = clock
         self._sql = statements
         self._version = _version()
         self.name = name
@@ -96,7 +98,7 @@ class Membership:
             if not locked and self.hold_lock(session):
                 # Stillness counts from here: before, its session held the lock and it may have been alive.
                 locked, watched = True, None
-            asked_at = now()
+            asked_at = self._clock.now()
             rows = session.execute(self._sql.find, self.name, timeout=self.answer_sec)
             row = rows[0] if rows and rows[0][1] != "away" else None
             if row is None:
@@ -104,7 +106,7 @@ class Membership:
                     return True
                 watched = None
             elif watched is None or watched[0][0] != row[0]:
-                watched = (row, now())
+                watched = (row, self._clock.now())
             elif watched[0][2] != row[2]:
                 raise NodeNameInUse(self._in_use(row))
             else:
@@ -118,7 +120,7 @@ class Membership:
                 elif silent and row[3] is not None:
                     # Dead by its heartbeat, but the server still keeps its session.
                     session.execute(self._sql.drop_old_session, self.name, int(row[3]), timeout=self.answer_sec)
-            if now() > deadline and not locked:
+            if self._clock.now() > deadline and not locked:
                 raise NodeNameInUse(self._in_use(row))
             session.wait(LOOK_SEC)
         return False
@@ -158,7 +160,7 @@ class Membership:
 
     def beat(self, session: Session, applied_epoch: int, *, everyone: bool, locks: bool) -> Beat:
         """Send one heartbeat. ``state`` is None in the answer if this life of the node is over."""
-        sent_at = now()
+        sent_at = self._clock.now()
         ((state, epoch, revision, pins_revision, oldest, seen, members),) = session.execute(
             self._sql.beat,
             self.name,
@@ -170,7 +172,7 @@ class Membership:
         )
         return Beat(
             sent_at,
-            now(),
+            self._clock.now(),
             state,
             int(epoch or 0),
             (int(revision or 0), int(pins_revision or 0)),

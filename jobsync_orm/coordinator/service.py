@@ -20,12 +20,13 @@ from typing import Any
 from jobsync_orm.config import CoordinationConfig
 from jobsync_orm.coordinator.admission import Admission
 from jobsync_orm.coordinator.callbacks import Callback
+from jobsync_orm.coordinator.clock import SYSTEM, Clock
 from jobsync_orm.coordinator.handoff import Handoff
 from jobsync_orm.coordinator.history import History
 from jobsync_orm.coordinator.leadership import Leadership
 from jobsync_orm.coordinator.membership import Membership
 from jobsync_orm.coordinator.observation import Observer, Seen
-from jobsync_orm.coordinator.session import Session, SessionLost, StatementFailed, now
+from jobsync_orm.coordinator.session import Session, SessionLost, StatementFailed
 from jobsync_orm.coordinator.statements import Statements
 from jobsync_orm.coordinator.view import Ownership
 from jobsync_orm.coordinator.waker import Waker
@@ -71,6 +72,9 @@ class Coordinator:
         This node.
     on_rebalance, on_revoke : callable, optional
         The user's callbacks.
+    clock, make_session, make_callback
+        The loop's time, its connection, and what runs the user's callbacks. Replaced where several nodes run in one
+        thread on simulated time.
     """
 
     def __init__(
@@ -79,20 +83,25 @@ class Coordinator:
         node_name: str,
         on_rebalance: Callable[..., Any] | None = None,
         on_revoke: Callable[..., Any] | None = None,
+        *,
+        clock: Clock = SYSTEM,
+        make_session: Callable[[CoordinationConfig, int, Callable[[float], None], float, str], Session] | None = None,
+        make_callback: Callable[[str, Callable[..., Any], Callable[[], None]], Callback] = Callback,
     ) -> None:
+        self._clock = clock
         self._config = config
         self._name = node_name
         self.ownership = Ownership(config.total_tokens, config.certainty_wait_sec)
         self._sql = Statements(config.names)
         self._waker = Waker()
-        self._on_rebalance = Callback("on_rebalance", on_rebalance, self.wake) if on_rebalance else None
-        self._on_revoke = Callback("on_revoke", on_revoke, self.wake) if on_revoke else None
+        self._on_rebalance = make_callback("on_rebalance", on_rebalance, self.wake) if on_rebalance else None
+        self._on_revoke = make_callback("on_revoke", on_revoke, self.wake) if on_revoke else None
         self._tick_sec = config.connection_grace_sec / 3
         self._admission = Admission(config, node_name, self._sql)
-        self._session = Session(
-            config.connection_pool(), self._waker.descriptor, self._look, self._tick_sec, self._admission.setup_sql()
+        self._session = (make_session or _session)(
+            config, self._waker.descriptor, self._look, self._tick_sec, self._admission.setup_sql()
         )
-        self._membership = Membership(config, node_name, self._sql)
+        self._membership = Membership(config, node_name, self._sql, clock)
         self._history = History(self._sql, node_name, config.heartbeat_timeout_sec, self._membership.answer_sec)
         self._handoff = Handoff(
             self._sql,
@@ -101,6 +110,7 @@ class Coordinator:
             config.drain_timeout_sec,
             self._on_rebalance,
             self._on_revoke,
+            clock,
         )
         self._observer = Observer(2 * config.heartbeat_interval_sec + 1, config.trust_freed_locks)
         self._leadership = Leadership(
@@ -108,6 +118,7 @@ class Coordinator:
             self._sql,
             node_name,
             config.drain_timeout_sec,
+            clock,
         )
         # The margin covers clocks that run at different rates, and a reader that is slow to read its clock.
         self._lease_sec = config.heartbeat_timeout_sec - max(0.2, config.heartbeat_interval_sec / 5)
@@ -149,7 +160,7 @@ class Coordinator:
     @property
     def healthy(self) -> bool:
         """Whether this node may say yes to its tokens now."""
-        return self._certain and now() < self._lease_until and self._thread.is_alive()
+        return self._certain and self._clock.now() < self._lease_until and self._thread.is_alive()
 
     @property
     def state(self) -> str:
@@ -167,7 +178,7 @@ class Coordinator:
         JobsyncError
             Any reason why this node may not join.
         """
-        self._deadline = now() + wait_sec
+        self._deadline = self._clock.now() + wait_sec
         with self._starting:
             if not self._stop.is_set():
                 self._state = "joining"
@@ -181,7 +192,7 @@ class Coordinator:
         first = self._handoff.first_rebalance
         if first is not None:
             # Do not hand out tasks before the application has heard of its tokens; nor wait for it without end.
-            first.done.wait(max(0.0, min(self._deadline - now(), self._config.callback_timeout_sec)))
+            first.done.wait(max(0.0, min(self._deadline - self._clock.now(), self._config.callback_timeout_sec)))
 
     def give_up(self) -> None:
         """Make the loop end, without waiting for it."""
@@ -250,18 +261,18 @@ class Coordinator:
 
     def _pause(self, seconds: float) -> None:
         """Wait without a connection."""
-        until = now() + seconds
-        while not self._stop.is_set() and (left := until - now()) > 0:
-            if now() >= self._lease_until:
+        until = self._clock.now() + seconds
+        while not self._stop.is_set() and (left := until - self._clock.now()) > 0:
+            if self._clock.now() >= self._lease_until:
                 self.ownership.deny()
-            self._stop.wait(min(left, self._tick_sec))
+            self._clock.wait(self._stop, min(left, self._tick_sec))
         self._check_deadline(connected=False)
 
     def _lost(self, why: Exception) -> None:
         """The session is gone: whether this node still owns anything is open until it is back."""
         self._certain = False
         self.ownership.doubt()
-        if now() >= self._lease_until:
+        if self._clock.now() >= self._lease_until:
             self.ownership.deny()
         self._session.close()
         self._observer.reset()
@@ -280,7 +291,7 @@ class Coordinator:
                 raise ConfigurationError(f"{self._name}: {lost}") from lost
             if first and not self._warned:
                 self._warned = True
-                left = self._deadline - now()
+                left = self._deadline - self._clock.now()
                 logger.warning("%s: %s; trying again for up to %.0f s (wait_on_enter)", self._name, lost, left)
             raise
         self._admission.check(self._session, self._membership.answer_sec)
@@ -327,15 +338,17 @@ class Coordinator:
         self._refresh_due = True
         while not self._stop.is_set():
             try:
-                at = now()
+                at = self._clock.now()
                 if at >= self._next_beat and not self._beat():
                     self._evicted()
                     self._register()
+                if self._clock.now() >= self._handoff.refresh_at:
+                    self._refresh_due = True
                 if self._refresh_due and not self._refresh():
                     self._evicted()
                     self._register()
                     continue
-                ready = now() >= self._handoff.release_at or self._handoff.revoked
+                ready = self._clock.now() >= self._handoff.release_at or self._handoff.revoked
                 if ready and self._handoff.release(self._session):
                     self._refresh_due = True
                 self._lead()
@@ -354,8 +367,9 @@ class Coordinator:
                 continue
             if self._refresh_due:
                 continue
-            due = min(self._next_beat, self._handoff.release_at, self._leadership.plan_at, self._entering_at())
-            heard = self._session.wait(max(0.0, due - now()))
+            turns = (self._next_beat, self._handoff.refresh_at, self._handoff.release_at, self._leadership.plan_at)
+            due = min(*turns, self._entering_at())
+            heard = self._session.wait(max(0.0, due - self._clock.now()))
             if everyones in heard and (self._leadership.is_in_line or not self._entered.is_set()):
                 self._next_beat = 0.0
             if mine in heard:
@@ -385,7 +399,7 @@ class Coordinator:
         if beat.epoch != self._handoff.known_epoch or self._handoff.coming:
             # The lease is renewed for the view as the database has it now; see to it that this is the view.
             self._refresh_due = True
-        self._next_beat = now() + self._beat_gap()
+        self._next_beat = self._clock.now() + self._beat_gap()
         if self._leadership.leads != leads or self._leadership.is_next != watches:
             self._next_beat = 0.0  # with the rows and locks that the new part needs
         return True
@@ -415,7 +429,7 @@ class Coordinator:
         self._planned = found.state == "active" and not found.resting
         # Tokens on their way are waited for, but not one owner that is slow to let go of its part.
         if found.owned > 0 and self._first_tokens_at is None:
-            self._first_tokens_at = now()
+            self._first_tokens_at = self._clock.now()
         self._complete = self._planned and found.coming == 0
         return True
 
@@ -428,7 +442,7 @@ class Coordinator:
             if gone:
                 logger.warning("%s: taken for dead: %s", self._name, ", ".join(sorted(gone)))
             self._next_beat = 0.0
-        if self._leadership.leads and now() >= self._leadership.plan_at:
+        if self._leadership.leads and self._clock.now() >= self._leadership.plan_at:
             known = self._history.known_epoch
             outcome = self._leadership.plan(self._session, self._membership.incarnation, known)
             if outcome is not None:
@@ -444,7 +458,7 @@ class Coordinator:
     def _look(self, at: float) -> None:
         """The connection showed no sign of a break at this time."""
         self._looked_at = max(self._looked_at, at)
-        if self._certain and (until := self._valid_until()) > now():
+        if self._certain and (until := self._valid_until()) > self._clock.now():
             self.ownership.extend(until)
         # Else the view has lapsed by itself, and readers wait for what the next answer says.
 
@@ -454,6 +468,7 @@ class Coordinator:
         )
         self._certain = False
         self._membership.incarnation = ""
+        self._leadership.forget()
         self._handoff.lose_all()
 
     # -- entering and leaving ----------------------------------------------------------------------------------
@@ -462,7 +477,7 @@ class Coordinator:
         if self._entered.is_set():
             return
         enough = self.live_nodes >= self._config.minimum_nodes
-        if enough and (self._complete or (self._planned and now() >= self._enter_by())):
+        if enough and (self._complete or (self._planned and self._clock.now() >= self._enter_by())):
             self._state = "active"
             self._entered.set()
         else:
@@ -481,7 +496,7 @@ class Coordinator:
         return self._enter_by() if self._planned and enough else self._deadline
 
     def _check_deadline(self, *, connected: bool) -> None:
-        if self._entered.is_set() or self._stop.is_set() or now() < self._deadline:
+        if self._entered.is_set() or self._stop.is_set() or self._clock.now() < self._deadline:
             return
         config = self._config
         if not connected:
@@ -513,9 +528,9 @@ class Coordinator:
         delivery = self._handoff.revoke_all()
         self._certain = False
         if delivery is not None:
-            delivery.done.wait(self._config.callback_timeout_sec)
-        until = now() + LEAVE_SEC
-        while now() < until:
+            self._clock.wait(delivery.done, self._config.callback_timeout_sec)
+        until = self._clock.now() + LEAVE_SEC
+        while self._clock.now() < until:
             try:
                 if not self._session.is_open:
                     self._session.open()
@@ -523,8 +538,14 @@ class Coordinator:
                 return
             except (SessionLost, StatementFailed) as error:
                 logger.warning("%s: %s while leaving; trying again", self._name, error)
-                time.sleep(RECONNECT_FIRST_SEC)
+                self._clock.sleep(RECONNECT_FIRST_SEC)
         logger.warning("%s could not tell the database that it leaves; it will be taken for dead", self._name)
+
+
+def _session(
+    config: CoordinationConfig, wake_fd: int, on_look: Callable[[float], None], tick_sec: float, setup: str
+) -> Session:
+    return Session(config.connection_pool(), wake_fd, on_look, tick_sec, setup)
 
 
 def _forget_in_child() -> None:

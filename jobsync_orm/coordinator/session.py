@@ -1,4 +1,4 @@
-"""The coordinator's one connection: statements with a deadline, notifications, and a clock that runs in suspend.
+"""The coordinator's one connection: statements with a deadline, and notifications.
 
 A coordinator must never hang: a server that does not answer and packets that vanish must end in an error after a
 time of its own choosing, and while it waits it must go on telling the world that it is awake. psycopg's own
@@ -11,25 +11,18 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from psycopg.pq import ConnStatus, ExecStatus, TransactionStatus
 from sqlalchemy.pool import Pool
 
-__all__ = ["CLOCK", "Row", "Session", "SessionLost", "StatementFailed", "array", "now", "parse_array"]
+from jobsync_orm.coordinator.clock import now
+
+__all__ = ["Row", "Session", "SessionLost", "StatementFailed", "array", "parse_array"]
 
 Row = tuple[str | None, ...]
 Param = str | int | float | bool | None
-
-# Of a machine's clocks, one that no one sets and that, on Linux, keeps running while the machine is suspended.
-CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-
-
-def now() -> float:
-    """Seconds on ``CLOCK``."""
-    return time.clock_gettime(CLOCK)
 
 
 class SessionLost(Exception):

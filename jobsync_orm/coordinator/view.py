@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-from jobsync_orm.coordinator.session import now
+from jobsync_orm.coordinator.clock import now
 
 __all__ = ["Ownership", "View"]
 
@@ -70,16 +70,17 @@ class Ownership:
     def publish(
         self, tokens: Iterable[int], epoch: int, valid_until: float, draining: Iterable[int] = ()
     ) -> tuple[list[int], list[int]]:
-        """Own exactly ``tokens`` from now on, and ``draining`` only to finish what was begun.
+        """Own exactly ``tokens`` from now on, and those of ``draining`` that were owned only to finish what was begun.
 
-        Returns the tokens gained and lost, each ascending.
+        Nothing can have been begun on one that was not: it may be an earlier life's, whose work must not meet this
+        one's. Returns the tokens gained and lost, each ascending.
         """
         before = self.held.owned
         owned = bytearray(len(before))
         for token in tokens:
             owned[token] = 1
         for token in draining:
-            owned[token] = 2
+            owned[token] = 2 if before[token] else 0
         after = bytes(owned)
         if after == before:
             gained: list[int] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import clock_gettime
 from typing import Any
 
-from jobsync_orm.coordinator.session import CLOCK
+from jobsync_orm.coordinator.clock import CLOCK
 from jobsync_orm.coordinator.view import View
 from jobsync_orm.job.life import Life
 from jobsync_orm.tasks import Task

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import URL, Engine, text
 
 from jobsync_orm import CoordinationConfig, Job
-from jobsync_orm.coordinator import membership as module
+from jobsync_orm.coordinator.clock import Clock
 from jobsync_orm.coordinator.handoff import Handoff
 from jobsync_orm.coordinator.membership import LOOK_SEC, Membership
 from jobsync_orm.coordinator.observation import FREED_GRACES
@@ -24,11 +24,20 @@ def config(database: URL) -> CoordinationConfig:
     return CoordinationConfig(url=database, **QUICK)
 
 
+class Hands(Clock):
+    """A clock that this test moves on."""
+
+    at = 1000.0
+
+    def now(self) -> float:
+        return self.at
+
+
 def test_stillness_counts_only_from_when_the_lock_was_had(
     config: CoordinationConfig, engine: Engine, database: URL, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before that, the old process held a session, and with it may have said yes until just now."""
-    statements, clock, looks = Statements(config.names), [1000.0], [0]
+    statements, clock, looks = Statements(config.names), Hands(), [0]
     grace, freed_at = 2.0, []
     with engine.begin() as connection:
         life = add_node(connection, "w1", heartbeat_timeout_sec=60, connection_grace_sec=grace)
@@ -37,18 +46,17 @@ def test_stillness_counts_only_from_when_the_lock_was_had(
 
         def wait(timeout: float) -> set[str]:
             looks[0] += 1
-            clock[0] += LOOK_SEC
+            clock.at += LOOK_SEC
             if looks[0] == 40:  # far more than the grace, during which the row stands still
                 old.execute("SELECT pg_advisory_unlock_all()", timeout=10)
-                freed_at.append(clock[0])
+                freed_at.append(clock.at)
             return set()
 
-        monkeypatch.setattr(module, "now", lambda: clock[0])
         monkeypatch.setattr(new, "wait", wait)
-        member = Membership(config, "w1", statements)
+        member = Membership(config, "w1", statements, clock)
         assert member.register(new, 2000.0, lambda: looks[0] > 100)
         assert member.incarnation != life
-    assert clock[0] - freed_at[0] > FREED_GRACES * grace
+    assert clock.at - freed_at[0] > FREED_GRACES * grace
 
 
 def test_the_name_is_had_while_an_application_holds_one_of_its_tokens(

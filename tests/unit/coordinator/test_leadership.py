@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobsync_orm.coordinator import leadership
+from jobsync_orm.coordinator.clock import Clock
 from jobsync_orm.coordinator.leadership import FORCE, GRANT, MARK, UNMARK, Group, Step, _batches, _runs, steps_of
-from jobsync_orm.coordinator.statements import PARK
+from jobsync_orm.coordinator.statements import PARK, Statements
+from jobsync_orm.naming import Names
 from jobsync_orm.planner import Member
 
 A, B, C = Member("a"), Member("b"), Member("c")
@@ -168,3 +170,22 @@ def test_tokens_marked_for_their_own_owner_can_be_marked_for_another() -> None:
 def test_tokens_marked_for_their_own_owner_that_is_gone_are_given_away_at_once() -> None:
     steps = steps_of([Group("a", "a", False, [0, 1])], [Member("b", 1)], [], {})
     assert [(step.source, step.marked, step.kind, step.target) for step in steps] == [("a", "a", GRANT, "b")]
+
+
+class Hand(Clock):
+    at = 1000.0
+
+    def now(self) -> float:
+        return self.at
+
+
+def test_after_a_new_session_the_same_revisions_are_planned_for() -> None:
+    """They may be those of another history of the database."""
+    clock = Hand()
+    leader = leadership.Leadership(Names(), Statements(Names()), "a", 3, clock)
+    leader.heard(["z", "a"], (5, 0))
+    assert leader.plan_at == float("inf")
+    leader.forget()
+    clock.at += 1
+    leader.heard(["a"], (5, 0))
+    assert leader.plan_at == clock.at

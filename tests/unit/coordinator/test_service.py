@@ -7,19 +7,23 @@ from collections.abc import Iterator
 import pytest
 
 from jobsync_orm import CoordinationConfig
-from jobsync_orm.coordinator import Coordinator, service
+from jobsync_orm.coordinator import Coordinator
+from jobsync_orm.coordinator.clock import Clock
 from jobsync_orm.coordinator.membership import Beat
 from jobsync_orm.coordinator.session import SessionLost
 
 
-class Stand:
-    """A coordinator that never runs, on a clock of this test's."""
+class Stand(Clock):
+    """A coordinator that never runs, and its clock."""
 
     def __init__(self) -> None:
         self.at = 1000.0
         config = CoordinationConfig(url="postgresql+psycopg://nobody@localhost/none", connection_grace_sec=0.5)
-        self.coordinator = Coordinator(config, "w1")
+        self.coordinator = Coordinator(config, "w1", clock=self)
         self.coordinator.ownership.publish([1], 1, 0)
+
+    def now(self) -> float:
+        return self.at
 
     @property
     def valid_until(self) -> float:
@@ -27,9 +31,8 @@ class Stand:
 
 
 @pytest.fixture
-def stand(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stand]:
+def stand() -> Iterator[Stand]:
     stand = Stand()
-    monkeypatch.setattr(service, "now", lambda: stand.at)
     stand.coordinator._certain = True
     stand.coordinator._lease_until = 1100.0
     yield stand

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from jobsync_orm.coordinator.session import now
+from jobsync_orm.coordinator.clock import now
 from jobsync_orm.coordinator.view import Ownership
 
 SOON = 3600.0
@@ -93,3 +93,11 @@ def test_tokens_that_are_asked_for_are_lost_and_yet_known() -> None:
     ownership.publish([1], 8, now() + SOON, draining=[2])
     assert ownership.publish([1, 2], 9, now() + SOON) == ([2], []), "the mark was taken back"
     assert ownership.clear() == [1, 2]
+
+
+def test_a_token_that_is_asked_for_before_it_was_owned_is_not_for_finishing(ownership: Ownership) -> None:
+    """It is that of an earlier life of the node, whose work may still be committed."""
+    ownership.publish([1, 2], 5, now() + SOON)
+    ownership.clear()
+    assert ownership.publish([1], 8, now() + SOON, draining=[2]) == ([1], [])
+    assert ownership.held.owned[2] == 0
