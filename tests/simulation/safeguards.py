@@ -73,7 +73,7 @@ def _boasting(coordinator: Coordinator) -> None:
 
 CHURN = {"join": 4, "leave": 4, "restart": 2, "pin": 4, "unpin": 2}
 REJOINS = {"join": 3, "pause": 5, "stall": 5, "restart": 5, "reset": 3, "packets lost": 2}
-PROMOTIONS = {"join": 3, "kill": 2, "leave": 2, "promotion": 4, "packets lost": 1}
+PROMOTIONS = {"join": 4, "leave": 2, "promotion": 5, "starve": 3}
 
 SAFEGUARDS = {
     "the lease ends before the others may act": Weakening(coordinator=_longer_lease),
@@ -89,7 +89,7 @@ SAFEGUARDS = {
     "a mark is forced only once it has been applied": Weakening(("force_without_applied",)),
     "a release answers one mark": Weakening(("release_any_mark",), mix={"join": 4, "leave": 1, "pin": 8, "unpin": 6}),
     "a plan is for the members it was made for": Weakening(("publish_any_revision",), mix=REJOINS),
-    "tokens of an earlier life are taken up at a new epoch": Weakening(("refresh_any_epoch",)),
+    "tokens of an earlier life are taken up at a new epoch": Weakening(("refresh_any_epoch",), mix=REJOINS),
     "a cluster formed anew rests": Weakening(("reform_without_rest",), mix=PROMOTIONS),
     "a commit is fenced": Weakening(fence="none"),
     "the fence compares epochs": Weakening(fence="any epoch", mix=CHURN),
