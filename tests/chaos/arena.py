@@ -66,11 +66,15 @@ class Arena:
         os.chmod(self.folder, 0o755)
         self.keep = False
         self.server = Server(self.folder)
-        self.server.start()
-        engine = create_engine(self.server.url)
-        migrate.upgrade(engine, total_tokens=TOKENS)
-        create(engine, triggers=environment.get("TRIGGERS") == "on")
-        engine.dispose()
+        try:
+            self.server.start()
+            engine = create_engine(self.server.url)
+            migrate.upgrade(engine, total_tokens=TOKENS)
+            create(engine, triggers=environment.get("TRIGGERS") == "on")
+            engine.dispose()
+        except BaseException:
+            self.server.close()
+            raise
         self.network = Network(self.server.port)
         self.fleet = Fleet(self.folder, self.server.url, self.network, seed, **environment)
         self.producer = Producer(self.server, seed)

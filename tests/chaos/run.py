@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import signal
 import sys
 import time
 from collections import Counter
@@ -60,6 +61,8 @@ def main(arguments: list[str] | None = None) -> int:
     seed = random.SystemRandom().randrange(1_000_000) if options.seed is None else options.seed
     again = f"DURATION={options.duration:g} SEED={seed} make chaos"
     print(f"chaos, seed {seed}: repeat with {again}", flush=True)
+    # So that a run that is told to end takes its server and workers with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     begun = time.monotonic()
     # Where the tables have the trigger every commit is checked twice, so it is left out every other time.
     triggers = "on" if seed % 2 else "off"
