@@ -19,6 +19,7 @@ __all__ = [
     "MAX_APPNAME",
     "MAX_IDENTIFIER",
     "NODE_SETTING",
+    "NOT_HELD",
     "OWNERSHIP_LOST",
     "OWNER_UNDECLARED",
     "Names",
@@ -40,6 +41,9 @@ EPOCH_SETTING = "jobsync.epoch"
 # SQLSTATEs of the trigger that guards a table: the token is another's; who commits has not been declared.
 OWNERSHIP_LOST = "JO001"
 OWNER_UNDECLARED = "JO002"
+
+# SQLSTATE of the function that holds tokens until a commit: one of them is another's.
+NOT_HELD = "JO003"
 
 # A character no name is likely to hold, and which, unlike NUL, PostgreSQL can hash as well.
 _SEPARATOR = "\x1f"

@@ -64,6 +64,7 @@ def problems(connection: Connection, cluster: Target, revisions: Sequence[str]) 
             # Whatever else these tables have or lack is right or wrong by another revision.
             return [*found, outdated]
     found += _sequence_problems(connection, names, recreate)
+    found += _missing_function(connection, f"{names.sql('hold')}(int[], text, bigint)", recreate)
     if "cluster" in readable:
         found += _cluster_problems(connection, cluster, "token" in readable, recreate)
     return found
@@ -171,17 +172,8 @@ def _function_problems(
     connection: Connection, names: Names, total: int, hash_function: str, recreate: str
 ) -> list[str]:
     function = names.sql("token_of")
-    allowed = connection.scalar(
-        text(
-            "SELECT pg_catalog.has_function_privilege(f, 'EXECUTE')"
-            " FROM pg_catalog.to_regprocedure(:name) AS f WHERE f IS NOT NULL"
-        ),
-        {"name": f"{function}(text)"},
-    )
-    if allowed is None:
-        return [f"function {function}(text) is missing: {recreate}"]
-    if not allowed:
-        return [_grant(connection, "EXECUTE", f"FUNCTION {function}(text)")]
+    if missing := _missing_function(connection, f"{function}(text)", recreate):
+        return missing
     ask = raw(f"SELECT {function}(CAST(k AS text)) FROM generate_series(0, {PROBES - 1}) AS k ORDER BY k")
     token = hasher(total, hash_function)
     for key, answer in enumerate(connection.scalars(ask)):
@@ -191,3 +183,16 @@ def _function_problems(
                 f"tokens gives {token(key)}: {recreate}"
             ]
     return []
+
+
+def _missing_function(connection: Connection, function: str, recreate: str) -> list[str]:
+    allowed = connection.scalar(
+        text(
+            "SELECT pg_catalog.has_function_privilege(f, 'EXECUTE')"
+            " FROM pg_catalog.to_regprocedure(:name) AS f WHERE f IS NOT NULL"
+        ),
+        {"name": function},
+    )
+    if allowed is None:
+        return [f"function {function} is missing: {recreate}"]
+    return [] if allowed else [_grant(connection, "EXECUTE", f"FUNCTION {function}")]

@@ -2,54 +2,60 @@
 
 One statement, sent right before COMMIT::
 
-    SELECT set_config('jobsync.node', :node, true), set_config('jobsync.epoch', :epoch, true),
-        (SELECT count(*) FROM (
-            SELECT FROM sync_token WHERE token_id = ANY(:tokens) AND node = :node AND epoch <= :epoch
-            ORDER BY token_id FOR SHARE) AS held)
+    SELECT sync_hold(:tokens, :node, :epoch)
 
-It locks the rows of the touched tokens ``FOR SHARE``, in ascending order. Whatever moves tokens skips locked rows and
-never waits, so a token that was still this node's here is so when the transaction commits. If the process stops right
-after it, the tokens stay until the server has noticed: until its session has ended, or, if it is paused in the middle
-of a COMMIT, until it goes on; other tokens move meanwhile. ``epoch`` is that of the view with which the transaction
-began: a token that went away and came back has a newer one. The settings tell the constraint trigger of
-``create_ownership_fence`` who commits.
+The function (migration 0002) locks the rows of the touched tokens ``FOR SHARE``, in ascending order, and fails unless
+all of them are the node's, at an epoch that is not above ``epoch``. Whatever moves tokens skips locked rows and never
+waits, so a token that was still this node's here is so when the transaction commits. ``epoch`` is that of the view with
+which the transaction began: a token that went away and came back has a newer one. The function also sets
+``jobsync.node`` and ``jobsync.epoch``, which tell the constraint trigger of ``create_ownership_fence`` who commits.
 
 With psycopg, in synchronous programs, the statement and COMMIT travel in one message, so that the fence costs no round
-trip, and there is no moment at which a paused process could hold the locks.
+trip, and there is no moment at which a paused process could hold the locks. Elsewhere a process may stop between the
+two: the server then ends the transaction after ``IDLE_SEC`` seconds, and the tokens can move.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from functools import lru_cache
 from typing import Any
 
+from psycopg.errors import error_from_result
+from psycopg.pq import ExecStatus, PipelineStatus
+from psycopg.pq.abc import PGresult
+from psycopg.waiting import Ready, Wait
 from sqlalchemy import Connection, TextClause, text
 from sqlalchemy.exc import DBAPIError
 
 from jobsync_orm.coordinator.session import array
 from jobsync_orm.coordinator.view import View
 from jobsync_orm.exceptions import OwnershipLost
-from jobsync_orm.naming import EPOCH_SETTING, NODE_SETTING, OWNERSHIP_LOST, Names
+from jobsync_orm.naming import EPOCH_SETTING, NODE_SETTING, NOT_HELD, OWNERSHIP_LOST, Names
 
-__all__ = ["commit", "declare", "hold", "owners_now", "owners_seen", "refused_by_trigger", "sqlstate"]
+__all__ = ["commit", "declare", "hold", "may_commit", "owners_now", "owners_seen", "refused_by_trigger", "sqlstate"]
 
 SERIALIZATION_FAILURE = "40001"
-NOT_HELD = "22012"  # division by zero
 
-_SETTINGS = f"set_config('{NODE_SETTING}', :node, true), set_config('{EPOCH_SETTING}', :epoch, true)"
-# Every value travels as text: what a driver makes of an array differs.
-_DECLARE = text(f"SELECT {_SETTINGS}")
+# Between the fence and COMMIT nothing takes time but a process that does not run.
+IDLE_SEC = 10
+
+_DECLARE = text(f"SELECT set_config('{NODE_SETTING}', :node, true), set_config('{EPOCH_SETTING}', :epoch, true)")
+
+_IDLE = "idle_in_transaction_session_timeout"
+_SHORTER = f"current_setting('{_IDLE}')::interval BETWEEN interval '1 ms' AND interval '{IDLE_SEC} s'"
 
 
 @lru_cache(maxsize=64)
 def _hold(names: Names) -> TextClause:
-    return text(f"""
-        SELECT {_SETTINGS}, (SELECT count(*) FROM (
-            SELECT FROM {names.sql("token")} WHERE token_id = ANY (CAST(CAST(:tokens AS text) AS int[]))
-                AND node = CAST(:node AS text) AND epoch <= CAST(CAST(:epoch AS text) AS bigint)
-            ORDER BY token_id FOR SHARE) AS held)""")
+    # Every value travels as text: what a driver makes of an array differs.
+    function = names.sql("hold").replace(":", r"\:")  # a colon in a name is no parameter
+    hold = (
+        f"{function}(CAST(CAST(:tokens AS text) AS int[]), CAST(:node AS text), CAST(CAST(:epoch AS text) AS bigint))"
+    )
+    idle = f"set_config('{_IDLE}', CASE WHEN {_SHORTER} THEN current_setting('{_IDLE}') ELSE '{IDLE_SEC}s' END, true)"
+    return text(f"SELECT {hold}, {idle}")
 
 
 def declare(connection: Connection, node: str, view: View) -> None:
@@ -68,21 +74,29 @@ def hold(connection: Connection, names: Names, node: str, view: View, tokens: se
     failure = None
     if all(map(view.owned.__getitem__, tokens)):
         try:
-            values = {"node": node, "epoch": str(view.epoch), "tokens": array(tokens)}
-            if connection.execute(_hold(names), values).one()[2] == len(tokens):
-                return
+            values = {"node": node, "epoch": str(view.epoch), "tokens": array(sorted(tokens))}
+            connection.execute(_hold(names), values)
+            return
         except DBAPIError as error:
-            if sqlstate(error.orig) != SERIALIZATION_FAILURE:
+            if sqlstate(error.orig) not in (NOT_HELD, SERIALIZATION_FAILURE):
                 raise
-            # A token row has changed since this transaction's snapshot. Whether its owner has, a new one shows.
+            # Or a token row has changed since this transaction's snapshot. Whether its owner has, a new one shows.
             failure = error
-    _raise_if_lost(connection, names, node, view, tokens, failure)
+    _raise_if_lost(connection, names, node, view, tokens, failure and failure.orig)
     if failure is not None:
         raise failure
 
 
+def may_commit(connection: Connection) -> bool:
+    """Whether :func:`commit` is possible on ``connection``."""
+    if connection.dialect.driver != "psycopg" or connection.dialect.is_async:
+        return False
+    psycopg: Any = connection.connection.dbapi_connection
+    return bool(psycopg.pgconn.pipeline_status == PipelineStatus.OFF)
+
+
 def commit(connection: Connection, names: Names, node: str, view: View, tokens: set[int]) -> None:
-    """:func:`hold` and COMMIT in one message, where the driver is psycopg, not async: one round trip less.
+    """:func:`hold` and COMMIT in one message, where :func:`may_commit`: one round trip less.
 
     The statement fails if a token is not held, and then the server does not come to the COMMIT behind it. A commit of
     psycopg's connection afterwards finds no transaction and sends nothing.
@@ -96,29 +110,43 @@ def commit(connection: Connection, names: Names, node: str, view: View, tokens: 
     """
     if not all(map(view.owned.__getitem__, tokens)):
         _raise_if_lost(connection, names, node, view, tokens, None)
-    among = f"= {min(tokens)}" if len(tokens) == 1 else f"= ANY ('{array(tokens)}'::int[])"
-    sql = (
-        f"{_declared(node)}'{view.epoch}', true), 1 / (count(*) = {len(tokens)})::int FROM (SELECT FROM"
-        f" {names.sql('token')} WHERE token_id {among} AND node = {_literal(node)} AND epoch <= {view.epoch}"
-        " ORDER BY token_id FOR SHARE) AS held; COMMIT"
-    )
-    pooled: Any = connection.connection
-    cursor = pooled.cursor()
+    # Without values of its own, so that it is one message; and so never prepared.
+    sql = f"{_hold_start(names)}{array(sorted(tokens))}', {_literal(node)}, {view.epoch}); COMMIT"
     try:
-        # Without values of its own, so that it is sent as one message; and so never prepared.
-        cursor.execute(sql, prepare=False)
+        _send(connection.connection.dbapi_connection, sql)
     except connection.dialect.loaded_dbapi.Error as error:
         if sqlstate(error) in (NOT_HELD, SERIALIZATION_FAILURE):
             _raise_if_lost(connection, names, node, view, tokens, error)
         # What SQLAlchemy does with an error of COMMIT.
         connection._handle_dbapi_exception(error, None, None, None, None)
-    finally:
-        cursor.close()
+
+
+def _send(psycopg: Any, sql: str) -> None:
+    """Send one message and wait for its end, as psycopg does for its own COMMIT; a cursor would cost more than half."""
+    pg, encoding = psycopg.pgconn, psycopg.info.encoding
+
+    def exchange() -> Generator[Wait, Ready, PGresult | None]:
+        pg.send_query(sql.encode(encoding))
+        failed: PGresult | None = None
+        while True:
+            while pg.is_busy():
+                yield Wait.R
+                pg.consume_input()
+            result = pg.get_result()
+            if result is None:
+                return failed
+            if result.status == ExecStatus.FATAL_ERROR:
+                failed = failed or result
+
+    with psycopg.lock:
+        failed = psycopg.wait(exchange())
+    if failed is not None:
+        raise error_from_result(failed, encoding)
 
 
 @lru_cache(maxsize=64)
-def _declared(node: str) -> str:
-    return f"SELECT set_config('{NODE_SETTING}', {_literal(node)}, true), set_config('{EPOCH_SETTING}', "
+def _hold_start(names: Names) -> str:
+    return f"SELECT {names.sql('hold')}('"
 
 
 @lru_cache(maxsize=64)
@@ -130,11 +158,11 @@ def _literal(value: str) -> str:
 def _raise_if_lost(
     connection: Connection, names: Names, node: str, view: View, tokens: set[int], failure: BaseException | None
 ) -> None:
-    """Roll back and look anew. Without a ``failure`` that could have another reason something is lost in any case."""
+    """Roll back and look anew. Only a serialization failure could have another reason than a token that is lost."""
     found = _look_anew(connection, names, tokens)
     kept = {token for token, owner, epoch in found if owner == node and epoch <= view.epoch and view.owned[token]}
     lost = tokens - kept
-    if lost or failure is None:
+    if lost or sqlstate(failure) != SERIALIZATION_FAILURE:
         raise OwnershipLost(lost or tokens, {token: owner for token, owner, _ in found}) from failure
 
 

@@ -286,8 +286,7 @@ class FencedTransaction:
             if tokens:
                 # Whoever listens behind this listener must find the transaction open.
                 last = tuple(connection.dispatch.commit)[-1] is _on_commit
-                psycopg = connection.dialect.driver == "psycopg" and not connection.dialect.is_async
-                finish = fence.commit if last and psycopg else fence.hold
+                finish = fence.commit if last and fence.may_commit(connection) else fence.hold
                 self._checked = finish is fence.commit  # what the trigger refuses then, it refuses at COMMIT
                 self._quietly(finish, connection, self.names, self.job.node_name, view, tokens)
             elif any(savepoint.raw for savepoint in self._savepoints) and not is_autocommit(connection):

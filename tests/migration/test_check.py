@@ -41,6 +41,7 @@ def test_an_empty_database(empty: Engine) -> None:
         ("DELETE FROM sync_cluster", '"sync_cluster" has no row: restore it, or downgrade'),
         ("DELETE FROM sync_token WHERE token_id = 17", "has 9999 rows from 0 to 9999 instead of 10000 from 0 to 9999"),
         ("UPDATE sync_token SET token_id = 10000 WHERE token_id = 0", "has 10000 rows from 1 to 10000 instead of"),
+        ("DROP FUNCTION sync_hold", 'function "sync_hold"(int[], text, bigint) is missing: restore it, or downgrade'),
         ("DROP FUNCTION sync_token_of", 'function "sync_token_of"(text) is missing: restore it, or downgrade'),
         (
             "CREATE OR REPLACE FUNCTION sync_token_of(text) RETURNS int LANGUAGE sql AS 'SELECT 3'",

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from jobsync_orm.coordinator.view import View
 from jobsync_orm.hashing import task_to_token
-from jobsync_orm.orm import OwnedSession
+from jobsync_orm.orm import OwnedSession, fence
 from tests.conftest import Server
 from tests.integration.orm.conftest import KEYS, MINE, stock
 from tests.integration.orm.models import Base, FakeJob
@@ -105,19 +105,29 @@ class Statements:
 
     @property
     def fences(self) -> list[str]:
-        return [sql for sql in self.sent if "FOR SHARE" in sql and "sync_token" in sql]
+        return [sql for sql in self.sent if "sync_hold" in sql]
 
 
 _recorders: WeakSet[Statements] = WeakSet()
-_execute = psycopg.Cursor.execute
+_execute, _send = psycopg.Cursor.execute, fence._send
+
+
+def _note(connection: Any, sql: str) -> None:
+    for recorder in list(_recorders):
+        if recorder.database == connection.info.dbname:
+            recorder.sent.append(sql)
 
 
 def _record(cursor: Any, query: Any, *arguments: Any, **options: Any) -> Any:
-    for recorder in list(_recorders):
-        if recorder.database == cursor.connection.info.dbname:
-            recorder.sent.append(str(query))
+    _note(cursor.connection, str(query))
     return _execute(cursor, query, *arguments, **options)
+
+
+def _record_message(connection: Any, sql: str) -> None:
+    _note(connection, sql)
+    _send(connection, sql)
 
 
 # For good: the events of SQLAlchemy do not show what is sent with a COMMIT.
 psycopg.Cursor.execute = _record  # type: ignore[method-assign]
+fence._send = _record_message
