@@ -22,7 +22,7 @@ demo: $(VENV)/.ready ## Three workers share a table while one is killed, one joi
 	$(RUN)/jobsync-orm demo
 
 test: $(VENV)/.ready ## Run the tests on a real PostgreSQL (an embedded one, or JOBSYNC_TEST_URL)
-	$(RUN)/python -m pytest
+	$(RUN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 # Seconds of faults, and the seed that decides them (a new one each time if it is not given; it is printed).
 DURATION ?= 60
