@@ -13,18 +13,19 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from jobsync_orm.coordinator.clock import SYSTEM, Clock
 from jobsync_orm.coordinator.observation import Evidence
 from jobsync_orm.coordinator.pinning import allowed_nodes
 from jobsync_orm.coordinator.session import Session, array, parse_array
-from jobsync_orm.coordinator.statements import HEAVY_SEC, PARK, Statements
+from jobsync_orm.coordinator.statements import HEAVY_SEC, Statements
+from jobsync_orm.coordinator.steps import MARK, Group, Step, batches_of, runs_of, steps_of
 from jobsync_orm.naming import Names
-from jobsync_orm.planner import Member, Plan, plan
+from jobsync_orm.planner import Member
 
-__all__ = ["Group", "Leadership", "Outcome", "Step", "steps_of"]
+__all__ = ["Leadership", "Outcome"]
 
 logger = logging.getLogger("jobsync_orm")
 
@@ -35,38 +36,11 @@ PLAN_GAP_SEC = 0.1
 # Tokens that were skipped because an application's transaction held their rows are tried again after these times.
 RETRY_FIRST_SEC, RETRY_MOST_SEC = 0.25, 2.0
 
-# The tokens of one publishing statement: it must take much less time than a heartbeat may be late (about 2 s here), but
-# each batch makes its owners read their tokens anew.
-BATCH_TOKENS = 400_000
-
 # A leader whose plan is in force makes it again after this time, for what no change of the revision has announced.
 RECONCILE_SEC = 30.0
 
 # A plan that failed is made again after this time.
 FAILED_SEC = 1.0
-
-GRANT, MARK, UNMARK, FORCE = 0, 1, 2, 3
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Tokens that have the same owner and the same mark, ascending."""
-
-    node: str | None
-    next_node: str | None
-    overdue: bool
-    tokens: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What is to happen to tokens of one group."""
-
-    tokens: Sequence[int]
-    source: str | None
-    marked: str | None
-    kind: int
-    target: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +220,7 @@ class Leadership:
             len({group.node for group in groups if group.node is not None}),
             len(active),
             joining,
-            _batches(steps),
+            batches_of(steps),
             later,
         )
         self._planned_members = names
@@ -276,7 +250,7 @@ class Leadership:
                 index[name] = len(table)
             return index[name]
 
-        runs = [(low, high, step) for step in steps for low, high in _runs(step.tokens)]
+        runs = [(low, high, step) for step in steps for low, high in runs_of(step.tokens)]
         # A node counts as planned for once the last of its plan's batches is in.
         joining = [] if planned.batches else planned.joining
         told = set(joining)
@@ -325,115 +299,3 @@ class Leadership:
             return "new leader" if len(names) > len(joining) else "initial"
         joined, left = names - before or set(joining), before - names
         return "join and leave" if joined and left else "join" if joined else "leave" if left else "pins or repair"
-
-
-def _batches(steps: Sequence[Step]) -> list[list[Step]]:
-    """The steps in order, no more than ``BATCH_TOKENS`` tokens together."""
-    batches: list[list[Step]] = []
-    room = 0
-    for step in steps:
-        for start in range(0, len(step.tokens), BATCH_TOKENS):
-            part = replace(step, tokens=step.tokens[start : start + BATCH_TOKENS])
-            if len(part.tokens) > room:
-                batches.append([])
-                room = BATCH_TOKENS
-            batches[-1].append(part)
-            room -= len(part.tokens)
-    return batches
-
-
-def steps_of(
-    groups: Sequence[Group],
-    active: Sequence[Member],
-    resting: Iterable[str],
-    pins: Mapping[int, Collection[str]],
-) -> list[Step]:
-    """The steps from what is stored to what the planner wants.
-
-    A token on its way from one live node to another counts as the latter's, so that a plan made in the middle of a
-    hand-off does not start it anew. Tokens of resting nodes stay where they are.
-    """
-    names = {member.name for member in active}
-    resting = set(resting)
-    holders: dict[str | None, list[Group]] = {}
-    for group in groups:
-        if group.node in resting:
-            continue
-        holder = group.node if group.node in names else None
-        if holder is not None and group.next_node in names:
-            holder = group.next_node
-        holders.setdefault(holder, []).append(group)
-    owned = {
-        holder: parts[0].tokens if len(parts) == 1 else sorted(t for part in parts for t in part.tokens)
-        for holder, parts in holders.items()
-    }
-    wanted: Plan = plan(owned, active, pins)
-
-    leaving: dict[str | None, list[tuple[str | None, list[int]]]] = {}
-    for target, tokens in wanted.assign.items():
-        leaving.setdefault(None, []).append((target, tokens))
-    for (giver, target), tokens in wanted.move.items():
-        leaving.setdefault(giver, []).append((target, tokens))
-    for giver, tokens in wanted.park.items():
-        leaving.setdefault(giver, []).append((None, tokens))
-
-    steps: list[Step] = []
-    for holder, parts in holders.items():
-        going = leaving.get(holder, [])
-        for part in parts:
-            stay: Sequence[int] = part.tokens
-            for aim, moving in going:
-                chosen = moving if len(parts) == 1 else sorted(set(moving).intersection(part.tokens))
-                if chosen:
-                    steps.extend(_moving(part, holder, aim, chosen))
-            if going and _staying_matters(part, holder, names):
-                gone = {token for _, tokens in going for token in tokens}
-                stay = [token for token in part.tokens if token not in gone]
-            if stay and _staying_matters(part, holder, names):
-                steps.append(_staying(part, holder, stay))
-    return steps
-
-
-def _moving(part: Group, holder: str | None, target: str | None, tokens: Sequence[int]) -> list[Step]:
-    """Tokens of ``part`` that ``holder`` is to lose to ``target`` (None: to nobody)."""
-    if holder is None:  # no live owner: at once
-        return [Step(tokens, part.node, part.next_node, GRANT, target)]
-    if part.node == target:
-        return [Step(tokens, part.node, part.next_node, UNMARK, None)]
-    aim = PARK if target is None else target
-    if part.next_node == aim:
-        # Being parked and still to be parked: only the deadline matters.
-        return [Step(tokens, part.node, aim, FORCE, target)] if part.overdue else []
-    return [Step(tokens, part.node, part.next_node, MARK, aim)]
-
-
-def _staying_matters(part: Group, holder: str | None, names: set[str]) -> bool:
-    if holder is None:
-        return part.node is not None  # parked, but still under the name of a dead node
-    return part.next_node is not None and (part.overdue or part.next_node not in names)
-
-
-def _staying(part: Group, holder: str | None, tokens: Sequence[int]) -> Step:
-    if holder is None:
-        return Step(tokens, part.node, part.next_node, GRANT, None)
-    if part.next_node == holder:  # on its way, and overdue
-        return Step(tokens, part.node, part.next_node, FORCE, holder)
-    return Step(tokens, part.node, part.next_node, UNMARK, None)  # the target is gone, or the pin was lifted
-
-
-def _runs(tokens: Sequence[int]) -> list[tuple[int, int]]:
-    """Ascending integers as closed ranges."""
-    if not tokens:
-        return []
-    if tokens[-1] - tokens[0] == len(tokens) - 1:
-        return [(tokens[0], tokens[-1])]
-    runs = []
-    low = high = tokens[0]
-    for token in tokens[1:]:
-        if token == high + 1:
-            high = token
-        else:
-            runs.append((low, high))
-            low = high = token
-    runs.append((low, high))
-    return runs

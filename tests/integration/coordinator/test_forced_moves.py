@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from sqlalchemy import URL, Engine, text
 
-from jobsync_orm.coordinator.leadership import FORCE
 from jobsync_orm.coordinator.session import array
 from jobsync_orm.coordinator.statements import PARK, Statements
+from jobsync_orm.coordinator.steps import FORCE
 from jobsync_orm.naming import Names
 from tests.integration.coordinator.backstage import add_node, open_session
 

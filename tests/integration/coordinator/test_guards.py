@@ -17,10 +17,11 @@ from jobsync_orm.claim_book import ClaimBook, Claimed
 from jobsync_orm.coordinator.callbacks import Callback
 from jobsync_orm.coordinator.clock import now
 from jobsync_orm.coordinator.handoff import Handoff
-from jobsync_orm.coordinator.leadership import GRANT, Leadership
+from jobsync_orm.coordinator.leadership import Leadership
 from jobsync_orm.coordinator.membership import Membership
 from jobsync_orm.coordinator.session import Session, array, parse_array
 from jobsync_orm.coordinator.statements import Statements
+from jobsync_orm.coordinator.steps import GRANT
 from jobsync_orm.coordinator.view import Ownership
 from jobsync_orm.naming import Names
 from jobsync_orm.pins import Pin, PinBoard

@@ -16,10 +16,11 @@ from jobsync_orm import CoordinationConfig, Job, OwnedSession, OwnershipLost
 from jobsync_orm.coordinator.clock import now
 from jobsync_orm.coordinator.handoff import Handoff
 from jobsync_orm.coordinator.history import History, Operator, Standing, reform, standing
-from jobsync_orm.coordinator.leadership import GRANT, Leadership
+from jobsync_orm.coordinator.leadership import Leadership
 from jobsync_orm.coordinator.membership import Membership
 from jobsync_orm.coordinator.session import Session, array
 from jobsync_orm.coordinator.statements import LEAP, Statements
+from jobsync_orm.coordinator.steps import GRANT
 from jobsync_orm.coordinator.view import Ownership
 from jobsync_orm.migrate.fence import create_ownership_fence
 from jobsync_orm.naming import Names

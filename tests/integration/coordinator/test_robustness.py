@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import URL, Engine, text
 
 from jobsync_orm import CoordinationConfig, Job, migrate
-from jobsync_orm.coordinator import leadership, service
+from jobsync_orm.coordinator import service, steps
 from jobsync_orm.coordinator.session import Session
 from tests.integration.cluster import QUICK, wait_for
 from tests.integration.relay import Relay
@@ -215,7 +215,7 @@ def test_failed_starts_leave_no_descriptors_behind(config: CoordinationConfig) -
 def test_a_large_plan_is_published_in_batches(
     config: CoordinationConfig, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leadership, "BATCH_TOKENS", 1000)
+    monkeypatch.setattr(steps, "BATCH_TOKENS", 1000)
 
     def moved(reason: str) -> tuple[int, int]:
         with engine.connect() as connection:
