@@ -69,6 +69,8 @@ class Life:
         self.total_tokens = config.total_tokens if config else CoordinationConfig.total_tokens
         self.hash_function = config.hash_function if config else CoordinationConfig.hash_function
         self._token_of = hasher(self.total_tokens, self.hash_function)
+        # What owned_by has made for this job, by class. It goes with the job, since it refers to it.
+        self.owned_by_made: dict[type, Any] = {}
         self._engine: Engine | None = None
         self._engine_guard = threading.RLock()  # a signal handler may stop the job in the middle of a call
         self._reset()

@@ -93,8 +93,15 @@ def owned_by(entity: Any, job: Owner) -> ColumnElement[bool]:
     if job.names is None:
         return true()
     running_name(job)
-    node = bindparam("node", callable_=partial(running_name, job), type_=Text(), unique=True)
-    return in_tokens(entity, owned_tokens(job.names, node))
+    # Made once for each class: what it says is constant, and making it costs more than anything else here.
+    made: dict[Any, ColumnElement[bool]] | None = getattr(job, "owned_by_made", None)
+    criterion = made.get(entity) if made is not None else None
+    if criterion is None:
+        node = bindparam("node", callable_=partial(running_name, job), type_=Text(), unique=True)
+        criterion = in_tokens(entity, owned_tokens(job.names, node))
+        if made is not None and isinstance(entity, type):  # an alias is made anew for each statement
+            made[entity] = criterion
+    return criterion
 
 
 def token_mapper(entity: Any) -> Mapper[Any] | None:
