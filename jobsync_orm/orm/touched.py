@@ -168,6 +168,8 @@ class Write:
         deciding = self._deciding()
         if not deciding:
             return False
+        if any(self._sets_itself(key) for key in deciding):
+            return True
         deciding |= {self.table.columns[key].name for key in deciding}
         mapper = statement._propagate_attrs.get("plugin_subject")
         ordered = getattr(statement, "_ordered_values", None)  # SQLAlchemy 2.0 keeps those of ordered_values() apart
@@ -185,6 +187,10 @@ class Write:
                 if column is None or column.key in deciding:
                     return True
         return False
+
+    def _sets_itself(self, key: str) -> bool:
+        column = self.table.columns[key]
+        return column.onupdate is not None or column.server_onupdate is not None
 
     def _return_tokens(self, statement: Any) -> None:
         if statement._returning:
@@ -274,7 +280,7 @@ def resolve(connection: Connection, targets: Sequence[FencedTable], found: Itera
 
 
 def _verb(statement: Any) -> str:
-    return type(statement).__name__.upper()
+    return str(statement.__visit_name__).upper()
 
 
 def _key(key: Any) -> str | None:
