@@ -8,7 +8,8 @@ The function (migration 0002) locks the rows of the touched tokens ``FOR SHARE``
 all of them are the node's, at an epoch that is not above ``epoch``. Whatever moves tokens skips locked rows and never
 waits, so a token that was still this node's here is so when the transaction commits. ``epoch`` is that of the view with
 which the transaction began: a token that went away and came back has a newer one. The function also sets
-``jobsync.node`` and ``jobsync.epoch``, which tell the constraint trigger of ``create_ownership_fence`` who commits.
+``jobsync.node`` and ``jobsync.epoch``, which tell the constraint trigger of ``create_ownership_fence`` who commits; that
+is all where no tokens are known to be touched, but rows may have been written that the database goes on from.
 
 With psycopg, in synchronous programs, the statement and COMMIT travel in one message, so that the fence costs no round
 trip, and there is no moment at which a paused process could hold the locks. Elsewhere a process may stop between the
@@ -34,7 +35,7 @@ from jobsync_orm.coordinator.view import View
 from jobsync_orm.exceptions import OwnershipLost
 from jobsync_orm.naming import EPOCH_SETTING, NODE_SETTING, NOT_HELD, OWNERSHIP_LOST, Names
 
-__all__ = ["commit", "declare", "hold", "may_commit", "owners_now", "owners_seen", "refused_by_trigger", "sqlstate"]
+__all__ = ["commit", "hold", "may_commit", "owners_now", "owners_seen", "refused_by_trigger", "roll_back", "sqlstate"]
 
 SERIALIZATION_FAILURE = "40001"
 
@@ -58,19 +59,19 @@ def _hold(names: Names) -> TextClause:
     return text(f"SELECT {hold}, {idle}")
 
 
-def declare(connection: Connection, node: str, view: View) -> None:
-    """Tell the constraint trigger who commits, where no touched tokens are known."""
-    connection.execute(_DECLARE, {"node": node, "epoch": str(view.epoch)})
-
-
 def hold(connection: Connection, names: Names, node: str, view: View, tokens: set[int]) -> None:
     """Lock ``tokens`` until the transaction ends, if all of them have been ``node``'s since ``view``.
+
+    Without tokens, only tell the constraint trigger who commits.
 
     Raises
     ------
     OwnershipLost
         One is not. The transaction has then been rolled back in the database.
     """
+    if not tokens:
+        connection.execute(_DECLARE, {"node": node, "epoch": str(view.epoch)})
+        return
     failure = None
     if all(map(view.owned.__getitem__, tokens)):
         try:
@@ -98,8 +99,9 @@ def may_commit(connection: Connection) -> bool:
 def commit(connection: Connection, names: Names, node: str, view: View, tokens: set[int]) -> None:
     """:func:`hold` and COMMIT in one message, where :func:`may_commit`: one round trip less.
 
-    The statement fails if a token is not held, and then the server does not come to the COMMIT behind it. A commit of
-    psycopg's connection afterwards finds no transaction and sends nothing.
+    Without tokens, only who commits, and COMMIT. The statement fails if a token is not held, and then the server does
+    not come to the COMMIT behind it. A commit of psycopg's connection afterwards finds no transaction and sends
+    nothing.
 
     Raises
     ------
@@ -115,7 +117,7 @@ def commit(connection: Connection, names: Names, node: str, view: View, tokens: 
     try:
         _send(connection.connection.dbapi_connection, sql)
     except connection.dialect.loaded_dbapi.Error as error:
-        if sqlstate(error) in (NOT_HELD, SERIALIZATION_FAILURE):
+        if tokens and sqlstate(error) in (NOT_HELD, SERIALIZATION_FAILURE):
             _raise_if_lost(connection, names, node, view, tokens, error)
         # What SQLAlchemy does with an error of COMMIT.
         connection._handle_dbapi_exception(error, None, None, None, None)
@@ -195,6 +197,17 @@ def _look_anew(connection: Connection, names: Names, tokens: Iterable[int]) -> l
         if connection.dialect.is_disconnect(error, pooled, None):
             connection.invalidate(error)
         return []
+
+
+def roll_back(connection: Connection) -> None:
+    """End the transaction in the database, whatever SQLAlchemy thinks of it; a connection that cannot is given up."""
+    if connection.closed or connection.invalidated:
+        return
+    pooled: Any = connection.connection
+    try:
+        connection.dialect.do_rollback(pooled)
+    except connection.dialect.loaded_dbapi.Error as error:
+        connection.invalidate(error)
 
 
 def _owners_sql(names: Names, tokens: Iterable[int]) -> str:

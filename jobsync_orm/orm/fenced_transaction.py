@@ -48,7 +48,7 @@ class _Savepoint:
 
     def clear(self) -> None:
         self.tokens: set[int] = set()
-        self.raw = False  # SQL text, whose writes cannot be seen
+        self.raw = False  # something that may have written rows unseen: SQL text, or a table that others hang on
         self.unknown: Exception | None = None  # why it is not known which tokens were touched
 
 
@@ -74,7 +74,7 @@ class FencedTransaction:
         self._view: View | None = self.job.held_view()
         self._root: ref[Transaction] | None = None
         self._savepoints = [_Savepoint("")]
-        self._write: Write | None = None
+        self._writes: list[Write] = []  # on their way: a default or a listener may execute others in the middle of one
         self._checked = False
         self._fenced = False
 
@@ -99,23 +99,25 @@ class FencedTransaction:
         if self._busy:
             return statement
         if isinstance(statement, UpdateBase):
-            if self._write is not None and self._write.statement is statement:
+            if self._place_of(statement) is not None:
                 return statement
-            self._write = None
             table = write_target(statement)
             targets = fenced_table(table) if table is not None else ()
             if not targets or table is None:
                 return statement
             if self._checked:
+                fence.roll_back(connection)
                 raise FenceNotApplicable(
                     f"a listener of the commit writes {table.description!r} after the tokens were checked: write before"
                 )
             self._check_allowed(connection, targets)
             write = Write(statement, table, targets, params)
+            if write.statement is statement:
+                # Each write is known by a statement that is its own; one that has failed may be sent once more.
+                write.statement = statement._generate()
             self._touch(connection, self._quietly(write.lock, connection))
-            self._write = write
+            self._writes.append(write)
             return write.statement
-        self._write = None
         if isinstance(statement, SavepointClause):
             if self._savepoints[-1].name != statement.ident:
                 self._savepoints.append(_Savepoint(statement.ident))
@@ -127,10 +129,11 @@ class FencedTransaction:
 
     def after(self, connection: Connection, statement: Any, result: Any) -> None:
         """``statement`` has run."""
-        write = self._write
-        if write is None or write.statement is not statement or self._busy:
+        place = self._place_of(statement)
+        if place is None or self._busy:
             return
-        self._write = None
+        write = self._writes[place]
+        del self._writes[place:]  # what was executed in the middle of it has ended
         if write.by_caller:
             self._savepoints[-1].unknown = self._savepoints[-1].unknown or _UNREAD
             return
@@ -151,7 +154,7 @@ class FencedTransaction:
         """
         self._check_allowed(connection, targets)
         savepoint = self._savepoints[-1]
-        if savepoint.unknown is _UNREAD:
+        if targets and savepoint.unknown is _UNREAD:
             savepoint.unknown = None
         self._touch(connection, tokens)
 
@@ -168,13 +171,23 @@ class FencedTransaction:
         return self._view
 
     def look(self, context: ExecutionContext | None) -> None:
-        """A statement is about to be sent: note SQL text, refuse what hides a write inside."""
+        """A statement is about to be sent: note what may write unseen, refuse what hides a write inside."""
         compiled: Any = context.compiled if context is not None else None
         if self._busy:
             return
         if compiled is None or isinstance(compiled.statement, TextClause):
             self._savepoints[-1].raw = True
             return
+        invoked: Any = context.invoked_statement if context is not None else None
+        if isinstance(invoked, UpdateBase) and self._place_of(invoked) is None:
+            table = write_target(invoked)
+            if table is not None and fenced_table(table):
+                raise FenceNotApplicable(
+                    f"a listener of before_execute has changed this write of {table.description!r} after it was seen: "
+                    "register the listener before the first bound session uses the engine"
+                )
+            # A foreign key or a trigger of the database may change rows that have tokens.
+            self._savepoints[-1].raw = True
         for cte in getattr(compiled, "ctes", None) or ():
             element = cte.element
             if isinstance(element, UpdateBase):
@@ -184,6 +197,13 @@ class FencedTransaction:
                         f"a CTE of this statement writes {table.description!r}, and the tokens of the rows cannot be "
                         "seen there: execute the write as a statement of its own"
                     )
+
+    def _place_of(self, statement: Any) -> int | None:
+        """Where ``statement`` is among the writes on their way."""
+        for place in range(len(self._writes) - 1, -1, -1):
+            if self._writes[place].statement is statement:
+                return place
+        return None
 
     def _quietly(self, call: Any, *arguments: Any) -> Any:
         """Call what executes statements of this library's own."""
@@ -282,15 +302,13 @@ class FencedTransaction:
                     f"this transaction must be rolled back: {savepoint.unknown}"
                 ) from savepoint.unknown
         tokens, view = self.tokens, self._view
-        if view is not None:
-            if tokens:
-                # Whoever listens behind this listener must find the transaction open.
-                last = tuple(connection.dispatch.commit)[-1] is _on_commit
-                finish = fence.commit if last and fence.may_commit(connection) else fence.hold
-                self._checked = finish is fence.commit  # what the trigger refuses then, it refuses at COMMIT
-                self._quietly(finish, connection, self.names, self.job.node_name, view, tokens)
-            elif any(savepoint.raw for savepoint in self._savepoints) and not is_autocommit(connection):
-                self._quietly(fence.declare, connection, self.job.node_name, view)
+        raw = any(savepoint.raw for savepoint in self._savepoints) and _may_declare(connection)
+        if view is not None and (tokens or raw):
+            # Whoever listens behind this listener must find the transaction open.
+            last = tuple(connection.dispatch.commit)[-1] is _on_commit
+            finish = fence.commit if last and fence.may_commit(connection) else fence.hold
+            self._checked = finish is fence.commit  # what the trigger refuses then, it refuses at COMMIT
+            self._quietly(finish, connection, self.names, self.job.node_name, view, tokens)
         self._checked = True
 
     def translate(self, connection: Connection, error: DBAPIError) -> OwnershipLost | None:
@@ -306,6 +324,11 @@ def is_autocommit(connection: Connection) -> bool:
     """Whether each statement on ``connection`` is a transaction of its own."""
     level = connection.get_execution_options().get("isolation_level")
     return level == "AUTOCOMMIT" or getattr(connection.connection.dbapi_connection, "autocommit", False) is True
+
+
+def _may_declare(connection: Connection) -> bool:
+    """Whether there is a trigger that could listen, and a transaction that it would be told of."""
+    return connection.dialect.name == "postgresql" and not is_autocommit(connection)
 
 
 def begin(session: Session, connection: Connection, job: Owner) -> None:
@@ -372,7 +395,7 @@ def _on_before_execute(
     connection: Connection, statement: Any, multiparams: Any, params: Any, _options: Any
 ) -> tuple[Any, Any, Any]:
     present = _by_connection.get(connection)
-    if present is not None and not connection.in_transaction():
+    if present is not None and connection.get_transaction() is None:
         # It would begin by itself after this call, and what is noted here would be of the transaction before.
         connection.begin()
         present = _by_connection.get(connection)
@@ -400,8 +423,14 @@ def _on_after_execute(
 
 def _on_commit(connection: Connection) -> None:
     present = _by_connection.get(connection)
-    if present is not None:
+    if present is None:
+        return
+    try:
         present.check(connection)
+    except BaseException:
+        # SQLAlchemy takes a transaction whose commit has failed for ended, and sends no ROLLBACK any more.
+        fence.roll_back(connection)
+        raise
 
 
 def _on_error(context: ExceptionContext) -> BaseException | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, bindparam, delete, insert, select, text, update
+from sqlalchemy import Engine, bindparam, column, delete, insert, select, table, text, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.orm import Session
 
@@ -261,6 +261,11 @@ def text_sql_1(session: Session) -> None:
 @case
 def text_sql_2(session: Session) -> None:
     session.connection().exec_driver_sql("DELETE FROM part WHERE serial = 'k2'")
+
+
+@case
+def another_table_object(session: Session) -> None:
+    session.execute(update(table("item", column("sku"), column("note"))).where(text("sku = 'k2'")).values(note="x"))
 
 
 @case

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import Engine, select, text
+from sqlalchemy import Column, Engine, MetaData, Table, Text, column, delete, select, table, text, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
@@ -18,7 +19,7 @@ from jobsync_orm.orm import OwnedSession
 from jobsync_orm.orm.owned_session import bind
 from tests.integration.orm.conftest import KEYS, own
 from tests.integration.orm.fence.conftest import HeldJob, Statements, take, token
-from tests.integration.orm.models import Item
+from tests.integration.orm.models import Item, Shop
 
 TOUCH = text("UPDATE item SET note = 'raw' WHERE sku = :sku")
 
@@ -40,7 +41,7 @@ def test_raw_sql_of_an_owner_passes(guarded: Engine, session: Session) -> None:
     session.execute(TOUCH, {"sku": "k2"})
     session.commit()
     assert notes(guarded) == {"k2": "raw"}
-    assert len(sent.sent) == 3, "the write, who commits, and the look above"
+    assert len(sent.sent) == 3, "the write, who commits with COMMIT, and the look above"
 
 
 def test_raw_sql_of_a_stale_owner_is_refused(guarded: Engine, session: Session) -> None:
@@ -78,6 +79,42 @@ def test_beside_what_the_fence_sees(guarded: Engine, session: Session) -> None:
     assert (caught.value.tokens, caught.value.owners) == ((token("k1"),), {token("k1"): "other"})
     session.rollback()
     assert notes(guarded) == {"k2": "seen", "k4": "raw"}
+
+
+@pytest.fixture
+def cascading(guarded: Engine) -> Iterator[Engine]:
+    """Deleting a shop changes its items."""
+    change = "ALTER TABLE item DROP CONSTRAINT item_shop_id_fkey, ADD FOREIGN KEY (shop_id) REFERENCES shop"
+    with guarded.begin() as connection:
+        connection.execute(text("SET LOCAL session_replication_role = replica"))  # this is not what is checked
+        connection.execute(text("UPDATE item SET shop_id = NULL WHERE sku <> 'k2'"))
+        connection.execute(text(f"{change} ON DELETE SET NULL"))
+    yield guarded
+    with guarded.begin() as connection:
+        connection.execute(text(change))
+
+
+def write_without_a_class(name: str) -> Any:
+    if name == "foreign key":
+        return delete(Shop)
+    if name == "name":
+        return update(table("item", column("sku"), column("note"))).where(text("sku = 'k2'")).values(note="x")
+    other = Table("item", MetaData(), Column("sku", Text), Column("note", Text))
+    return update(other).where(other.c.sku == "k2").values(note="x")
+
+
+@pytest.mark.parametrize("name", ["foreign key", "name", "other table object"])
+def test_what_the_fence_does_not_know_to_have_tokens(cascading: Engine, session: Session, name: str) -> None:
+    session.execute(write_without_a_class(name))
+    session.rollback()
+    session.execute(write_without_a_class(name))
+    take(cascading, "k2")
+    with pytest.raises(OwnershipLost):
+        session.commit()
+    session.rollback()
+    take(cascading, "k2", node="me", epoch=0)
+    session.execute(write_without_a_class(name))
+    session.commit()
 
 
 def test_a_check_before_the_commit(guarded: Engine, session: Session, request: pytest.FixtureRequest) -> None:
