@@ -75,7 +75,7 @@ class AuditBook:
         self._date = date
         self._done: list[Done] = []
         self._guard = threading.RLock()  # a signal handler may stop the job in the middle of a call
-        claim, audit = names.sql("claim"), names.sql("audit")
+        claim, audit = names.text("claim"), names.text("audit")
         at = instant("d.at")
         done = f"""unnest({listed("ids", "text")}, {listed("tokens", "int")}, {listed("epochs", "bigint")},
                 {listed("fences", "bigint")}, {listed("ats", "bigint")}) WITH ORDINALITY

@@ -53,7 +53,7 @@ class CheckpointBook:
     def __init__(self, engine: Engine, names: Names, node: str) -> None:
         self._database = Autocommit(engine)
         self._node = node
-        token, members, checkpoint = names.sql("token"), names.sql("node"), names.sql("checkpoint")
+        token, members, checkpoint = names.text("token"), names.text("node"), names.text("checkpoint")
 
         # A token that is marked for its own owner is nobody's yet: the cluster rests after it was formed anew.
         def fenced(lock: str, change: str) -> TextClause:

@@ -82,8 +82,8 @@ class ClaimBook:
         self._database = Autocommit(engine)
         self._node = node
         self._date = date
-        token, members = names.sql("token"), names.sql("node")
-        claim, audit = names.sql("claim"), names.sql("audit")
+        token, members = names.text("token"), names.text("node")
+        claim, audit = names.text("claim"), names.text("audit")
         asked = f"unnest({listed('ids', 'text')}, {listed('tokens', 'int')}) AS a (task_id, token_id)"
         alive = "n.name = :node AND n.incarnation = CAST(:life AS uuid) AND n.state <> 'away'"
         owner = "t.node = :node AND t.next_node IS NULL AND t.epoch BETWEEN n.join_epoch AND CAST(:known AS bigint)"

@@ -100,6 +100,10 @@ class Names:
         name = quote(self.bare(kind))
         return name if self.schema is None else f"{quote(self.schema)}.{name}"
 
+    def text(self, kind: str) -> str:
+        """The same for SQLAlchemy's ``text()``, in which a colon would begin a parameter."""
+        return self.sql(kind).replace(":", r"\:")
+
     @property
     def token_function(self) -> str:
         """Bare name of the SQL function that maps a key's text to its token."""

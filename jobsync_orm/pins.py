@@ -76,7 +76,7 @@ class PinBoard:
         self._engine = engine
         self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
         self._node = node
-        lock, cluster = names.sql("lock"), names.sql("cluster")
+        lock, cluster = names.text("lock"), names.text("cluster")
         self._limits = text("SET LOCAL idle_in_transaction_session_timeout = '10s'")
         self._serialise = text(f"SELECT pg_advisory_xact_lock({names.advisory_key('pins')})")
         self._present = text(f"""

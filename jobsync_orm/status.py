@@ -30,8 +30,8 @@ class ClusterReader:
     def __init__(self, engine: Engine, names: Names, heartbeat_timeout_sec: float) -> None:
         self._engine = engine
         self._timeout = heartbeat_timeout_sec
-        self._node, self._token, self._rebalance = names.sql("node"), names.sql("token"), names.sql("rebalance")
-        self._cluster = names.sql("cluster")
+        self._node, self._token, self._rebalance = names.text("node"), names.text("token"), names.text("rebalance")
+        self._cluster = names.text("cluster")
 
     def _rows(self, sql: str, **values: object) -> list[Row[*tuple[Any, ...]]]:
         with self._engine.connect() as connection:

@@ -51,7 +51,7 @@ _SHORTER = f"current_setting('{_IDLE}')::interval BETWEEN interval '1 ms' AND in
 @lru_cache(maxsize=64)
 def _hold(names: Names) -> TextClause:
     # Every value travels as text: what a driver makes of an array differs.
-    function = names.sql("hold").replace(":", r"\:")  # a colon in a name is no parameter
+    function = names.text("hold")
     hold = (
         f"{function}(CAST(CAST(:tokens AS text) AS int[]), CAST(:node AS text), CAST(CAST(:epoch AS text) AS bigint))"
     )
@@ -170,7 +170,10 @@ def _raise_if_lost(
 
 def owners_seen(connection: Connection, names: Names, tokens: Iterable[int]) -> dict[int, str | None]:
     """Who owns ``tokens``, as this transaction sees it."""
-    return {token: owner for token, owner, _ in connection.exec_driver_sql(_owners_sql(names, tokens))}
+    try:
+        return {token: owner for token, owner, _ in _ask(connection, names, tokens)}
+    except connection.dialect.loaded_dbapi.Error as error:
+        connection._handle_dbapi_exception(error, None, None, None, None)
 
 
 def owners_now(connection: Connection, names: Names, tokens: Iterable[int]) -> dict[int, str | None]:
@@ -184,12 +187,9 @@ def _look_anew(connection: Connection, names: Names, tokens: Iterable[int]) -> l
     rollback = connection.dialect.do_rollback
     try:
         rollback(pooled)
-        cursor = pooled.cursor()
         try:
-            cursor.execute(_owners_sql(names, tokens))
-            return [(row[0], row[1], row[2]) for row in cursor.fetchall()]
+            return _ask(connection, names, tokens)
         finally:
-            cursor.close()
             rollback(pooled)
     except connection.dialect.loaded_dbapi.Error as error:
         # That the work must not be stored is known all the same. A connection that has broken must be known to have:
@@ -210,8 +210,18 @@ def roll_back(connection: Connection) -> None:
         connection.invalidate(error)
 
 
+def _ask(connection: Connection, names: Names, tokens: Iterable[int]) -> list[tuple[int, str | None, int]]:
+    pooled: Any = connection.connection
+    cursor = pooled.cursor()
+    try:
+        # Without parameters, so that it is the same for every driver, whatever stands in the name of a schema.
+        cursor.execute(_owners_sql(names, tokens))
+        return [(row[0], row[1], row[2]) for row in cursor.fetchall()]
+    finally:
+        cursor.close()
+
+
 def _owners_sql(names: Names, tokens: Iterable[int]) -> str:
-    # Without parameters, so that it is the same for every driver.
     return f"SELECT token_id, node, epoch FROM {names.sql('token')} WHERE token_id = ANY ('{array(tokens)}'::int[])"
 
 
