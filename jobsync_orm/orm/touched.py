@@ -235,8 +235,14 @@ class Write:
             rows = result.returned_defaults_rows or ()
             found = [tuple(row._mapping[column] for column in self._columns) for row in rows]
             compiled: Any = result.context.compiled
-            if self._silent and len(compiled.implicit_returning) == len(self._columns):
+            if self._silent and (self._many or len(compiled.implicit_returning) == len(self._columns)):
                 _silence(result)
+            if self._direct and isinstance(self.statement, Update):
+                # The ORM takes what comes back for refreshed, but puts only values that it has evaluated itself into
+                # the objects: of a key that was changed, they would keep the old token. Without RETURNING it expires
+                # what the database computes.
+                context: Any = result.context
+                context.postfetch_cols = [*context.postfetch_cols, *self._columns]
         elif self._own:
             rows = result.all()
             found = [tuple(row) for row in rows]
@@ -248,9 +254,12 @@ class Write:
             result.context._rowcount = result.rowcount  # not known any more when all rows have been fetched
             rows = result.all()
             found = [tuple(row[-self._behind :]) for row in rows]
-            count = len(result.keys()) - self._behind
+            names = list(result.keys())[: -self._behind]
             result._rewind(rows)
-            result.columns(*range(count))
+            result.columns(*range(len(names)))
+            # What an expression is called is decided when it is rendered; columns() takes what it was before.
+            metadata: Any = result._metadata
+            metadata._keys = names
         if self._locks:
             self._check_count(len(rows))
         return resolve(connection, self.targets, found)
