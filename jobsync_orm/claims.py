@@ -132,15 +132,28 @@ class Claim:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is None and self._state == OPEN:
-            self.complete()
-            return
+            try:
+                self.complete()
+            except BaseException:
+                self._let_go()
+                raise
+        else:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """:meth:`release`, by who has something else to raise: where the database does not answer, only here.
+
+        What is left in the claim table then ends with this node's life, or with the next claim on the task.
+        """
         if self._state not in (OPEN, IN_TRANSACTION):
             return
         try:
             self.release()
         except Exception:
-            # What went wrong in the block matters more.
-            logger.warning("%r could not be released; it ends with this node's life", self, exc_info=True)
+            logger.warning(
+                "%r could not be released in the database; it ends with this node's life", self, exc_info=True
+            )
+            self._desk.abandon(self)
 
     async def __aenter__(self) -> Self:
         return self
@@ -306,6 +319,10 @@ class Desk:
             self._end({claim: after})
         return there
 
+    def abandon(self, claim: Claim) -> None:
+        """Nobody here works on it any more, whatever the claim table says: this process may claim the task anew."""
+        self._end({claim: RELEASED})
+
     def _begin(self, claims: Sequence[Claim]) -> dict[Claim, str]:
         with self._guard:
             for claim in claims:
@@ -371,6 +388,10 @@ class LoneDesk:
                 return False
             self._end(claim, RELEASED)
             return True
+
+    def abandon(self, claim: Claim) -> None:
+        """As :meth:`Desk.abandon`."""
+        self.release(claim)
 
     def _end(self, claim: Claim, state: str) -> None:
         claim._state = state

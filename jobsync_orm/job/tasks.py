@@ -210,7 +210,7 @@ class TaskCalls(OwnershipCalls):
             await asyncio.gather(task, return_exceptions=True)
             if task.exception() is None:
                 for claim in task.result():
-                    await finished(claim.release_async())
+                    await finished(asyncio.to_thread(claim._let_go))
             raise
 
     def _mine(self, ids: Iterable[Any]) -> dict[str, tuple[Any, int]]:

@@ -47,6 +47,21 @@ def answer_lost(engine: Engine) -> Iterator[None]:
         assert lost.is_set()
 
 
+@contextmanager
+def nothing_answers(engine: Engine) -> Iterator[None]:
+    """Nothing that is sent through ``engine`` is executed; each connection breaks."""
+
+    def lose(cursor: Any, *_: Any) -> bool | None:
+        cursor.connection.close()
+        raise psycopg.OperationalError("the connection is lost")
+
+    event.listen(engine, "do_execute", lose)
+    try:
+        yield
+    finally:
+        event.remove(engine, "do_execute", lose)
+
+
 def run(engine: Engine, sql: str, **values: object) -> None:
     with engine.begin() as connection:
         connection.execute(text(sql), values)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import URL, Engine, create_engine, text
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
@@ -28,7 +29,7 @@ from jobsync_orm import (
 from jobsync_orm.claim_book import ClaimBook
 from jobsync_orm.coordinator.statements import Statements
 from jobsync_orm.naming import Names
-from tests.integration.claiming import answer_lost, audit, claims, counted, give_away, run
+from tests.integration.claiming import answer_lost, audit, claims, counted, give_away, nothing_answers, run
 from tests.integration.cluster import QUICK, Cluster, wait_for
 from tests.integration.coordinator.backstage import add_node, open_session
 
@@ -263,6 +264,31 @@ def test_an_ended_claim_does_not_end_the_next_one(job: Job, engine: Engine) -> N
     assert refused(job, "t") == refused(job, "u") == ("claimed here", "w1")
     job.complete_claims([second, fourth])
     assert [row[1] for row in audit(engine)] == ["t", "u"]
+
+
+@pytest.mark.parametrize("ending", ["success", "error", "in a transaction"])
+def test_a_block_that_ends_while_the_database_is_away(
+    job: Job, own_engine: Engine, engine: Engine, ending: str
+) -> None:
+    """The task is not this process's for good: it is claimed anew, under a greater number."""
+    first = job.claim_task("t")
+
+    def block() -> None:
+        with first:
+            if ending == "error":
+                raise KeyError("its own")
+            if ending == "in a transaction":
+                with Session(own_engine) as session:
+                    first.complete(session)
+
+    with nothing_answers(own_engine), pytest.raises(KeyError if ending == "error" else OperationalError):
+        block()
+    with job.claim_task("t") as second:
+        assert second.fence > first.fence
+    with pytest.raises((ClaimEnded, OwnershipLost)):
+        first.complete()
+    assert [row[1] for row in audit(engine)] == ["t"]
+    assert claims(engine) == []
 
 
 def test_a_block_whose_claim_was_lost_raises(job: Job, engine: Engine) -> None:
