@@ -240,7 +240,9 @@ class ClaimBook:
             target = target or (self._node if target is None else None)
             whither = "no node" if target is None else repr(target)
             return ClaimRefused(f"task {id!r}: its token {token} is on its way to {whither}", "moving", target)
-        if claimer is not None and not same_life:
+        if claimer is not None and same_life:
+            return ClaimRefused(f"task {id!r}: an open transaction holds its claim", "claimed", claimer)
+        if claimer is not None:
             return ClaimRefused(f"task {id!r} is claimed by {claimer!r}", "claimed", claimer)
         return None
 

@@ -57,7 +57,8 @@ async def run_in(session: Any, call: Callable[[Session], T]) -> T:
 def at_commit(session: Session, call: Callable[[], object]) -> None:
     """Have ``call`` called when the present transaction of ``session`` has been committed.
 
-    It is not called if anything of the transaction is rolled back from here on, be it only a savepoint.
+    It is not called if anything of the transaction is rolled back from here on, be it only a savepoint, nor if the
+    session is in a transaction of someone else, who commits or rolls back later.
     """
     if session not in _waiting:
         _waiting[session] = []
@@ -68,7 +69,11 @@ def at_commit(session: Session, call: Callable[[], object]) -> None:
 
 
 def _committed(session: Session) -> None:
-    if session.get_nested_transaction() is None:
+    transaction = session.get_transaction()
+    if transaction is None or session.get_nested_transaction() is not None:
+        return
+    # SessionTransaction.connections is there from SQLAlchemy 2.1.7 on.
+    if not any(entry[0].in_transaction() for entry in transaction._connections.values()):
         for call in _waiting[session]:
             call()
 

@@ -140,14 +140,16 @@ class TaskCalls(OwnershipCalls):
             The id cannot be hashed to the same token by every worker.
         """
         id = task.id if isinstance(task, Task) else task
+        refused: ClaimRefused | None = None
         for _ in range(TRIES):
             claims = self._claim([id])
             if claims:
                 return claims[0]
             refused = self._refusal(id)
-            if refused is not None:
+            # What this life of the node has claimed it may claim anew, unless a transaction holds it.
+            if refused is not None and (refused.reason, refused.holder) != ("claimed", self.node_name):
                 raise refused
-        raise ClaimRefused(
+        raise refused or ClaimRefused(
             f"task {id!r}: {self.node_name} cannot know at the moment whether its token is its own", "in doubt", None
         )
 

@@ -8,8 +8,8 @@ The function (migration 0002) locks the rows of the touched tokens ``FOR SHARE``
 all of them are the node's, at an epoch that is not above ``epoch``. Whatever moves tokens skips locked rows and never
 waits, so a token that was still this node's here is so when the transaction commits. ``epoch`` is that of the view with
 which the transaction began: a token that went away and came back has a newer one. The function also sets
-``jobsync.node`` and ``jobsync.epoch``, which tell the constraint trigger of ``create_ownership_fence`` who commits; that
-is all where no tokens are known to be touched, but rows may have been written that the database goes on from.
+``jobsync.node`` and ``jobsync.epoch``, which tell the constraint trigger of ``create_ownership_fence`` who commits;
+that is all where no tokens are known to be touched, but rows may have been written that the database goes on from.
 
 With psycopg, in synchronous programs, the statement and COMMIT travel in one message, so that the fence costs no round
 trip, and there is no moment at which a paused process could hold the locks. Elsewhere a process may stop between the
