@@ -113,9 +113,12 @@ def commit(connection: Connection, names: Names, node: str, view: View, tokens: 
     if not all(map(view.owned.__getitem__, tokens)):
         _raise_if_lost(connection, names, node, view, tokens, None)
     # Without values of its own, so that it is one message; and so never prepared.
-    sql = f"{_hold_start(names)}{array(sorted(tokens))}', {_literal(node)}, {view.epoch}); COMMIT"
+    if tokens:
+        sql = f"{_hold_start(names)}{array(sorted(tokens))}', {_literal(node)}, {view.epoch})"
+    else:  # it may be another database, without the function
+        sql = f"{_declare_start(node)}{view.epoch}', true)"
     try:
-        _send(connection.connection.dbapi_connection, sql)
+        _send(connection.connection.dbapi_connection, f"{sql}; COMMIT")
     except connection.dialect.loaded_dbapi.Error as error:
         if tokens and sqlstate(error) in (NOT_HELD, SERIALIZATION_FAILURE):
             _raise_if_lost(connection, names, node, view, tokens, error)
@@ -149,6 +152,11 @@ def _send(psycopg: Any, sql: str) -> None:
 @lru_cache(maxsize=64)
 def _hold_start(names: Names) -> str:
     return f"SELECT {names.sql('hold')}('"
+
+
+@lru_cache(maxsize=64)
+def _declare_start(node: str) -> str:
+    return f"SELECT set_config('{NODE_SETTING}', {_literal(node)}, true), set_config('{EPOCH_SETTING}', '"
 
 
 @lru_cache(maxsize=64)

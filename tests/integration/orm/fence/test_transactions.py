@@ -8,7 +8,7 @@ from typing import Any
 from weakref import ref
 
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, event, func, insert, select, text, update
+from sqlalchemy import URL, Connection, Engine, create_engine, event, func, insert, select, text, update
 from sqlalchemy.exc import DBAPIError, IntegrityError, InvalidRequestError, OperationalError
 from sqlalchemy.ext.asyncio import (
     AsyncSession,
@@ -340,9 +340,10 @@ def test_engines_made_of_one_another(stocked_engine: Engine, job: HeldJob) -> No
         assert len(statements.fences) == 1
 
 
-def test_several_engines(stocked_engine: Engine, job: HeldJob) -> None:
-    """Rows without tokens in another database do not matter to the fence."""
-    other = create_engine("sqlite://")
+@pytest.mark.parametrize("elsewhere", ["sqlite", "postgresql"])
+def test_several_engines(stocked_engine: Engine, job: HeldJob, empty_database: URL, elsewhere: str) -> None:
+    """Rows without tokens in another database, without the library's tables, do not matter to the fence."""
+    other = create_engine("sqlite://" if elsewhere == "sqlite" else empty_database)
     Shop.__table__.create(other)
     with OwnedSession(binds={Item: stocked_engine, Shop: other}, job=job) as session:
         session.add_all([Shop(id=1), Item(id=100, sku="k2")])
