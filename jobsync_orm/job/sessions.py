@@ -68,8 +68,8 @@ class SessionCalls(OwnershipCalls):
             Called with the session, each time with a new one. It must read the rows it works on itself, so that it
             sees which are owned now, and must not do outside of the transaction what cannot be done twice.
         attempts : int
-            How often at most. It is repeated, after a short pause, on ``OwnershipLost``, on a serialization failure
-            and on a deadlock.
+            How often at most. It is repeated, after a short pause, on ``OwnershipLost``, on a serialization failure,
+            on a deadlock, and when the server ended the session by ``idle_in_transaction_session_timeout``.
 
         Returns
         -------

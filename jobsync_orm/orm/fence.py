@@ -23,6 +23,7 @@ from collections.abc import Generator, Iterable
 from functools import lru_cache
 from typing import Any
 
+from psycopg import OperationalError
 from psycopg.errors import error_from_result
 from psycopg.pq import ExecStatus, PipelineStatus
 from psycopg.pq.abc import PGresult
@@ -136,7 +137,12 @@ def _send(psycopg: Any, sql: str) -> None:
         while True:
             while pg.is_busy():
                 yield Wait.R
-                pg.consume_input()
+                try:
+                    pg.consume_input()
+                except OperationalError:
+                    # The connection has ended, maybe with an answer: why the server has ended it.
+                    if pg.is_busy():
+                        raise
             result = pg.get_result()
             if result is None:
                 return failed

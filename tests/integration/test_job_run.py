@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from sqlalchemy import Engine, func, select
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import Engine, create_engine, func, select, text
+from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
@@ -103,6 +103,65 @@ def test_other_errors_are_not_repeated(pair: Pair) -> None:
     assert pair.attempts == 1
     with pytest.raises(ConfigurationError, match="attempts=0"):
         pair.a.run(factory, fail, attempts=0)
+
+
+IDLE = {"options": "-c idle_in_transaction_session_timeout=100"}
+
+
+def stand_still(pair: Pair, session: Session) -> None:
+    """Return when the server has ended the session because its transaction was idle."""
+    pid = session.scalar(select(func.pg_backend_pid()))
+    alive = text("SELECT count(*) FROM pg_stat_activity WHERE pid = :pid")
+    # Within one transaction the view does not change.
+    with pair.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        wait_for(lambda: connection.scalar(alive, {"pid": pid}) == 0, "the server ends the session")
+
+
+@pytest.mark.parametrize("goes_on", [True, False], ids=["then works on", "then commits"])
+def test_a_session_that_stood_still_for_too_long(pair: Pair, goes_on: bool) -> None:
+    def work(session: Session) -> int:
+        pair.attempts += 1
+        items = session.scalars(select(Item).where(Item.owned_by(pair.a), Item.done_by.is_(None)).limit(10)).all()
+        for item in items:
+            item.done_by = "a"
+        session.flush()
+        if pair.attempts == 1:
+            stand_still(pair, session)
+            if goes_on:
+                session.scalars(select(Item)).all()
+        return len(items)
+
+    engine = create_engine(pair.engine.url, connect_args=IDLE)
+    try:
+        assert pair.a.run(sessionmaker(engine), work) == 10
+        assert (pair.attempts, pair.stored()) == (2, 10)
+        pair.attempts = 0
+        with pytest.raises(DBAPIError) as caught:
+            pair.a.run(sessionmaker(engine), work, attempts=1)
+        assert getattr(caught.value.orig, "sqlstate", None) == "25P03"
+    finally:
+        engine.dispose()
+    assert pair.stored() == 10
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("goes_on", [True, False], ids=["then works on", "then commits"])
+async def test_an_async_session_that_stood_still_for_too_long(pair: Pair, goes_on: bool) -> None:
+    async def work(session: AsyncSession) -> None:
+        pair.attempts += 1
+        (await session.scalars(select(Item).where(Item.owned_by(pair.a)).limit(10))).first().done_by = "a"
+        await session.flush()
+        if pair.attempts == 1:
+            await session.run_sync(lambda sync: stand_still(pair, sync))
+            if goes_on:
+                (await session.scalars(select(Item))).all()
+
+    engine = create_async_engine(pair.engine.url, connect_args=IDLE)
+    try:
+        await pair.a.run_async(async_sessionmaker(engine), work)
+    finally:
+        await engine.dispose()
+    assert (pair.attempts, pair.stored()) == (2, 1)
 
 
 def test_a_stopped_job(pair: Pair) -> None:
