@@ -1,9 +1,11 @@
 """Share one PostgreSQL database between several workers, from SQLAlchemy.
 
 The public names; each module's docstring is its manual. The names of the ORM surface are imported when they are first
-used, so that a worker which only hashes tasks does not wait for ``sqlalchemy.orm`` when it starts.
+used, so that a worker which only hashes tasks does not wait for ``sqlalchemy.orm`` when it starts; so is the module
+``jobsync_orm.migrate``.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from jobsync_orm.claims import Claim
@@ -89,7 +91,13 @@ _ORM = {
 }
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "migrate"})
+
+
 def __getattr__(name: str) -> Any:
+    if name == "migrate":
+        return import_module("jobsync_orm.migrate")
     if name in _ORM:
         from jobsync_orm import orm
 

@@ -113,14 +113,14 @@ class CheckpointBook:
         values = {"id": key, "token": token, "life": life, "known": known, "node": self._node, "position": position}
         _, written, owner = self._fenced(self._write[fenced], values, session)
         if not written:
-            raise OwnershipLost([token], {token: owner})
+            raise OwnershipLost([token], {token: owner}, self._node)
 
     def clear(self, key: str, token: int, life: str, known: int, session: Session | None, *, fenced: bool) -> bool:
         """Delete a position; parameters and errors as of :meth:`write`. Returns whether there was one."""
         values = {"id": key, "token": token, "life": life, "known": known, "node": self._node}
         held, cleared, owner = self._fenced(self._clear[fenced], values, session)
         if not held:
-            raise OwnershipLost([token], {token: owner})
+            raise OwnershipLost([token], {token: owner}, self._node)
         return bool(cleared)
 
     def _fenced(

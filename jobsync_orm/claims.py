@@ -299,7 +299,7 @@ class Desk:
 
     def _loss(self, lost: Sequence[Claim], owners: dict[int, str | None]) -> OwnershipLost:
         tokens = {claim.token for claim in lost}
-        error = OwnershipLost(tokens, owners)
+        error = OwnershipLost(tokens, owners, self._node)
         error.add_note(f"claims that could not be completed: {', '.join(repr(claim.task_id) for claim in lost[:5])}")
         return error
 

@@ -133,7 +133,16 @@ class ClaimEnded(JobsyncError):
 
 
 class OwnershipLost(JobsyncError):
-    """Work on tokens that are not, or no longer, this node's. Nothing of its transaction is stored.
+    """Work on tokens that are not, or no longer, this node's. What was to be stored for them is not.
+
+    Parameters
+    ----------
+    tokens : iterable of int
+        The tokens.
+    owners : mapping of int to str or None
+        Who owns each of them now, where that is known.
+    node : str, optional
+        This node, so that the message can say of which tokens it is the owner now.
 
     Attributes
     ----------
@@ -145,22 +154,26 @@ class OwnershipLost(JobsyncError):
         transaction had begun.
     """
 
-    def __init__(self, tokens: Iterable[int], owners: Mapping[int, str | None]) -> None:
+    def __init__(self, tokens: Iterable[int], owners: Mapping[int, str | None], node: str | None = None) -> None:
         self.tokens = tuple(sorted(tokens))
         self.owners = {token: owners[token] for token in self.tokens if token in owners}
-        super().__init__(self.tokens, self.owners)
+        self._node = node
+        super().__init__(self.tokens, self.owners, node)
 
     def __str__(self) -> str:
         shown = ", ".join(f"{token} ({self._owner(token)})" for token in self.tokens[:5])
         more = f" and {len(self.tokens) - 5} more" if len(self.tokens) > 5 else ""
         plural = "token" if len(self.tokens) == 1 else "tokens"
+        them = "it" if len(self.tokens) == 1 else "them"
         return (
-            f"{plural} {shown}{more}: not this node's for all of the transaction, so nothing of it is stored. Read "
-            "again which rows are owned and repeat the work on those, as job.run(session_factory, work) does"
+            f"{plural} {shown}{more}: not this node's for as long as the work took, so nothing is stored for {them}. "
+            "Start again, in a new transaction, from what this node owns now"
         )
 
     def _owner(self, token: int) -> str:
         if token not in self.owners:
             return "owner unknown"
         owner = self.owners[token]
-        return "nobody's" if owner is None else f"now {owner}'s"
+        if owner is None:
+            return "nobody's"
+        return "this node's, but not since the work began" if owner == self._node else f"now {owner}'s"

@@ -231,8 +231,9 @@ class Leadership:
         if new := parked - self._parked:
             patterns = sorted({str(patterns) for token, patterns in pins if token in new})
             logger.warning(
-                "%d tokens rest because their pins match no live node: %s%s",
+                "%d token%s rest%s because of pins that match no live node: %s%s",
                 len(parked),
+                *(("", "s") if len(parked) == 1 else ("s", "")),
                 ", ".join(patterns[:3]),
                 ", ..." if len(patterns) > 3 else "",
             )

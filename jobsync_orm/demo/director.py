@@ -114,6 +114,8 @@ def run(url: str | URL | None = None, workers: int = 3, files: int | None = None
             engine = _database(url, folder, stack, view)
             _make_tables(engine, paths)
             view.say(f"{len(paths):,} source files of {root}, one row each in {SCHEMA}.source_file")
+            usual = CoordinationConfig.heartbeat_timeout_sec
+            view.say(f"here a worker that hangs is replaced after {HEARTBEAT_TIMEOUT} s; by default it is {usual} s")
             recount = stack.enter_context(Recount(root, paths, folder / "recount.json"))
             fleet = stack.enter_context(Fleet(engine.url, seconds * workers / len(paths), folder))
             session = stack.enter_context(Session(engine))

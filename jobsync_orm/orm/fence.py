@@ -179,7 +179,7 @@ def _raise_if_lost(
     kept = {token for token, owner, epoch in found if owner == node and epoch <= view.epoch and view.owned[token]}
     lost = tokens - kept
     if lost or sqlstate(failure) != SERIALIZATION_FAILURE:
-        raise OwnershipLost(lost or tokens, {token: owner for token, owner, _ in found}) from failure
+        raise OwnershipLost(lost or tokens, {token: owner for token, owner, _ in found}, node) from failure
 
 
 def owners_seen(connection: Connection, names: Names, tokens: Iterable[int]) -> dict[int, str | None]:

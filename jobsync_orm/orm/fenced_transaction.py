@@ -222,7 +222,8 @@ class FencedTransaction:
             return
         lost = {token for token in tokens if not view.owned[token]}
         if lost:
-            raise OwnershipLost(lost, self._quietly(fence.owners_seen, connection, self.names, lost))
+            owners = self._quietly(fence.owners_seen, connection, self.names, lost)
+            raise OwnershipLost(lost, owners, self.job.node_name)
 
     def _check_allowed(self, connection: Connection, targets: Sequence[FencedTable]) -> None:
         """Refuse the first write where there can be no fence."""
@@ -317,7 +318,8 @@ class FencedTransaction:
         if tokens is None:
             return None
         # Earlier than at COMMIT there may be a savepoint to go back to, and no other transaction in between.
-        return OwnershipLost(tokens, fence.owners_now(connection, self.names, tokens) if self._checked else {})
+        owners = fence.owners_now(connection, self.names, tokens) if self._checked else {}
+        return OwnershipLost(tokens, owners, self.job.node_name)
 
 
 def is_autocommit(connection: Connection) -> bool:

@@ -23,9 +23,9 @@ __all__ = ["run", "run_async"]
 
 T = TypeVar("T")
 
-# A serialization failure, a deadlock: the server asks to repeat the transaction. And a session that the server has ended
-# because its transaction was idle for too long (idle_in_transaction_session_timeout): it says so only of a transaction
-# whose COMMIT it has not begun, and has rolled it back.
+# A serialization failure, a deadlock: the server asks to repeat the transaction. And a session that the server has
+# ended because its transaction was idle for too long (idle_in_transaction_session_timeout): it says so only of a
+# transaction whose COMMIT it has not begun, and has rolled it back.
 REPEATABLE = frozenset(("40001", "40P01", "25P03"))
 
 # Seconds before the second attempt, doubled before each further one: meanwhile this node hears of its new tokens.
