@@ -11,12 +11,11 @@ import sys
 import time
 from contextlib import suppress
 
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 
-from jobsync_orm import CoordinationConfig, Job, RebalanceEvent
-from jobsync_orm.orm import OwnedQuerySession, TokenOwned
+from jobsync_orm import CoordinationConfig, Job, OwnedSession, OwnershipLost, RebalanceEvent, TokenOwned
 
 
 class Base(DeclarativeBase):
@@ -37,8 +36,10 @@ if len(sys.argv) != 2:
 name = sys.argv[1]
 # A real PostgreSQL in this folder: the first worker starts it, the last one to leave stops it.
 config = CoordinationConfig.embedded(".jobsync/pg")
-engine = create_engine(config.sqlalchemy_url())
-Session = sessionmaker(engine, class_=OwnedQuerySession)
+# A worker that hangs in a transaction holds the locks of its rows: the server ends such a session after 15 s.
+engine = create_engine(
+    config.sqlalchemy_url(), connect_args={"options": "-c idle_in_transaction_session_timeout=15000"}
+)
 
 
 def show_share(event: RebalanceEvent) -> None:
@@ -54,17 +55,22 @@ def make_items() -> None:
 
 
 def work() -> None:
-    with Session.begin() as session:
-        mine = session.query(Item).owned_by(job).filter(Item.done_by.is_(None)).order_by(Item.id).limit(5)
-        # Rows that their earlier owner is just finishing are locked, and are skipped.
-        for item in mine.with_for_update(skip_locked=True):
-            if job.can_claim_task(item.sku):
+    to_do = select(Item).where(Item.done_by.is_(None)).order_by(Item.id)
+    try:
+        with Session.begin() as session:
+            items = job.claim(session, to_do, limit=5)
+            for item in items:
                 item.done_by = name
-                print(f"{name} does {item.sku}", flush=True)
+    except OwnershipLost:  # they went to another worker meanwhile, and nothing is stored
+        return
+    for item in items:
+        print(f"{name} does {item.sku}", flush=True)
 
 
 signal.signal(signal.SIGTERM, lambda *_: sys.exit())
 job = Job(name, coordination_config=config, on_rebalance=show_share)
+# Its commits are fenced: what it wrote for rows that are another worker's by then is refused.
+Session = sessionmaker(engine, class_=OwnedSession, job=job, expire_on_commit=False)
 with suppress(KeyboardInterrupt), job:
     make_items()
     while True:
