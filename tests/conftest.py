@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -19,6 +20,10 @@ import pytest
 from sqlalchemy import URL, Engine, create_engine, make_url
 
 from jobsync_orm import embedded, migrate
+
+# A shell ignores Ctrl-C for what it runs in the background, and what is started from there inherits that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass(frozen=True)
