@@ -275,9 +275,8 @@ def _token_table(connection: Connection, names: Names) -> str:
 # -- Alembic ---------------------------------------------------------------------------------------------------------
 
 
-@Operations.register_operation("create_ownership_fence")
-class CreateOwnershipFenceOp(MigrateOperation):
-    """Alembic operation for :func:`create_ownership_fence`."""
+class _OwnershipFenceOp(MigrateOperation):
+    """What both operations know; each is the way back of the other."""
 
     def __init__(
         self, table: str, schema: str | None, appname: str, token_schema: str | None, undeclared: Undeclared
@@ -285,6 +284,11 @@ class CreateOwnershipFenceOp(MigrateOperation):
         self.table, self.schema = table, schema
         self.appname, self.token_schema = appname, token_schema
         self.undeclared = undeclared
+
+
+@Operations.register_operation("create_ownership_fence")
+class CreateOwnershipFenceOp(_OwnershipFenceOp):
+    """Alembic operation for :func:`create_ownership_fence`."""
 
     @classmethod
     def create_ownership_fence(
@@ -314,15 +318,8 @@ class CreateOwnershipFenceOp(MigrateOperation):
 
 
 @Operations.register_operation("drop_ownership_fence")
-class DropOwnershipFenceOp(MigrateOperation):
+class DropOwnershipFenceOp(_OwnershipFenceOp):
     """Alembic operation for :func:`drop_ownership_fence`. ``undeclared`` is for the way back."""
-
-    def __init__(
-        self, table: str, schema: str | None, appname: str, token_schema: str | None, undeclared: Undeclared
-    ) -> None:
-        self.table, self.schema = table, schema
-        self.appname, self.token_schema = appname, token_schema
-        self.undeclared = undeclared
 
     @classmethod
     def drop_ownership_fence(
