@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Engine, TextClause
 from sqlalchemy.exc import DBAPIError
 
-__all__ = ["Autocommit", "instant", "is_serialization_failure", "listed", "micros"]
+__all__ = ["Autocommit", "instant", "listed", "micros"]
 
 Row = Sequence[Any]
 
@@ -58,8 +58,3 @@ def micros(timestamp: str) -> str:
 def instant(microseconds: str) -> str:
     """SQL of the timestamptz that :func:`micros` was made of."""
     return f"(timestamptz 'epoch' + {microseconds} * interval '1 microsecond')"
-
-
-def is_serialization_failure(error: DBAPIError) -> bool:
-    """Whether PostgreSQL refused a statement because a row has changed since the transaction's snapshot (40001)."""
-    return "40001" in (getattr(error.orig, "sqlstate", None), getattr(error.orig, "pgcode", None))

@@ -27,9 +27,10 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Engine, TextClause, text
 from sqlalchemy.exc import DBAPIError
 
-from jobsync_orm.autocommit import Autocommit, is_serialization_failure
+from jobsync_orm.autocommit import Autocommit
 from jobsync_orm.exceptions import OwnershipLost
 from jobsync_orm.naming import Names
+from jobsync_orm.sqlstates import SERIALIZATION_FAILURE, sqlstate
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -133,7 +134,7 @@ class CheckpointBook:
             held, changed, owner = session.execute(statement, values).one()
         except DBAPIError as error:
             # The row of the token has changed since the snapshot of this transaction; a new one shows how.
-            if not is_serialization_failure(error):
+            if sqlstate(error.orig) != SERIALIZATION_FAILURE:
                 raise
             ((owner,),) = self._database.repeat(self._owner, {"token": values["token"]})[0]
             if owner == self._node:

@@ -33,10 +33,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from sqlalchemy.exc import DBAPIError
 
-from jobsync_orm.autocommit import is_serialization_failure
 from jobsync_orm.claim_book import ClaimBook, Claimed
 from jobsync_orm.exceptions import ClaimEnded, OwnershipLost
 from jobsync_orm.open_tasks import OpenTasks
+from jobsync_orm.sqlstates import SERIALIZATION_FAILURE, sqlstate
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
@@ -283,7 +283,7 @@ class Desk:
                 return
             valid, owners = self._book.standing(rows, session)
         except DBAPIError as error:
-            if not is_serialization_failure(error):
+            if sqlstate(error.orig) != SERIALIZATION_FAILURE:
                 raise
             # A row has changed since the snapshot of this transaction, which is over. A new one shows how.
             valid, owners = self._book.standing(rows)

@@ -41,10 +41,10 @@ from jobsync_orm.coordinator.view import View
 from jobsync_orm.exceptions import ConfigurationError, FilterNotApplicable
 from jobsync_orm.naming import Names
 from jobsync_orm.orm.criteria import Owner, owned_by, owned_tokens, token_mapper
-from jobsync_orm.orm.fence import sqlstate
 from jobsync_orm.orm.fenced_tables import fenced_table
 from jobsync_orm.orm.fenced_transaction import is_autocommit, transaction_of
 from jobsync_orm.orm.owned_session import bind
+from jobsync_orm.sqlstates import sqlstate
 
 if TYPE_CHECKING:
     from jobsync_orm.orm.owned_session import Bindable

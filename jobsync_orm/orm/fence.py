@@ -35,10 +35,9 @@ from jobsync_orm.coordinator.session import array
 from jobsync_orm.coordinator.view import View
 from jobsync_orm.exceptions import OwnershipLost
 from jobsync_orm.naming import EPOCH_SETTING, NODE_SETTING, NOT_HELD, OWNERSHIP_LOST, Names
+from jobsync_orm.sqlstates import SERIALIZATION_FAILURE, sqlstate
 
-__all__ = ["commit", "hold", "may_commit", "owners_now", "owners_seen", "refused_by_trigger", "roll_back", "sqlstate"]
-
-SERIALIZATION_FAILURE = "40001"
+__all__ = ["commit", "hold", "may_commit", "owners_now", "owners_seen", "refused_by_trigger", "roll_back"]
 
 # Between the fence and COMMIT nothing takes time but a process that does not run.
 IDLE_SEC = 10
@@ -237,11 +236,6 @@ def _ask(connection: Connection, names: Names, tokens: Iterable[int]) -> list[tu
 
 def _owners_sql(names: Names, tokens: Iterable[int]) -> str:
     return f"SELECT token_id, node, epoch FROM {names.sql('token')} WHERE token_id = ANY ('{array(tokens)}'::int[])"
-
-
-def sqlstate(error: BaseException | None) -> str | None:
-    """SQLSTATE of a driver's error, whatever the driver calls it."""
-    return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
 
 
 def refused_by_trigger(error: DBAPIError) -> set[int] | None:

@@ -13,8 +13,8 @@ from sqlalchemy.orm import Session
 
 from jobsync_orm.exceptions import ConfigurationError, OwnershipLost
 from jobsync_orm.orm.criteria import Owner
-from jobsync_orm.orm.fence import sqlstate
 from jobsync_orm.orm.owned_session import bind
+from jobsync_orm.sqlstates import sqlstate
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
