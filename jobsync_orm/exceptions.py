@@ -16,10 +16,16 @@ __all__ = [
     "EmbeddedUnavailable",
     "FenceNotApplicable",
     "FilterNotApplicable",
+    "InvalidJob",
     "InvalidPattern",
+    "InvalidPayload",
     "InvalidPosition",
     "InvalidTaskId",
+    "JobCancelled",
+    "JobConflict",
+    "JobTimeout",
     "JobsyncError",
+    "LeaseLost",
     "LockConflict",
     "LockNotAcquired",
     "NodeNameInUse",
@@ -27,6 +33,8 @@ __all__ = [
     "OwnershipLost",
     "PooledConnection",
     "SchemaNotReady",
+    "UnknownJob",
+    "UnknownJobType",
     "UnstableTaskId",
 ]
 
@@ -177,3 +185,35 @@ class OwnershipLost(JobsyncError):
         if owner is None:
             return "nobody's"
         return "this node's, but not since the work began" if owner == self._node else f"now {owner}'s"
+
+
+class InvalidJob(JobsyncError, ValueError):
+    """A job, or an option of a handler or worker, that cannot be. The message names the value and the remedy."""
+
+
+class InvalidPayload(InvalidJob):
+    """A payload or result that is no JSON object PostgreSQL can keep, is too large, or does not fit its handler."""
+
+
+class UnknownJobType(JobsyncError, LookupError):
+    """No handler is registered for this job type."""
+
+
+class UnknownJob(JobsyncError, LookupError):
+    """There is no job of this id."""
+
+
+class JobConflict(JobsyncError):
+    """What was asked of a job contradicts the state it is in, or another live job. The message names both."""
+
+
+class LeaseLost(JobsyncError):
+    """A write of an attempt that is over: the job is another worker's by now, or finished. Nothing is stored."""
+
+
+class JobCancelled(JobsyncError):
+    """Raised in a handler by :meth:`JobContext.check` when its attempt is no longer wanted."""
+
+
+class JobTimeout(JobsyncError, TimeoutError):
+    """An attempt took longer than its job's ``timeout``."""

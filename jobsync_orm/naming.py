@@ -133,6 +133,11 @@ class Names:
         """NOTIFY channel on which whoever leads hears that the plan's inputs have changed."""
         return "jobsync_" + self._digest("cluster").hex()[:40]
 
+    @property
+    def queue_channel(self) -> str:
+        """NOTIFY channel on which queue workers hear that there are jobs."""
+        return "jobsync_" + self._digest("queue").hex()[:40]
+
     def node_channel(self, node: str) -> str:
         """NOTIFY channel on which ``node`` hears that its tokens have changed."""
         return "jobsync_" + self._digest("node", node).hex()[:40]

@@ -21,7 +21,22 @@ from jobsync_orm.naming import DEFAULT_APPNAME, Names
 
 __all__ = ["TABLES", "Hooks", "hooks", "include_name", "include_object"]
 
-TABLES = ("cluster", "node", "token", "lock", "claim", "checkpoint", "audit", "rebalance")
+TABLES = (
+    "cluster",
+    "node",
+    "token",
+    "lock",
+    "claim",
+    "checkpoint",
+    "audit",
+    "rebalance",
+    "job",
+    "job_attempt",
+    "job_dependency",
+    "job_pause",
+    "job_schedule",
+    "job_worker",
+)
 
 IncludeName = Callable[[Any, str, Any], bool]
 IncludeObject = Callable[[Any, Any, str, bool, Any], bool]

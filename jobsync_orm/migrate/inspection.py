@@ -18,7 +18,11 @@ VERSION = "alembic_version"
 PROBES = 16
 
 # What a worker does with them: it draws, and after a failover it leaves out numbers that may have been given.
-SEQUENCES = {"node": ("ordinal_seq", ("USAGE",)), "claim": ("fence_seq", ("USAGE", "UPDATE"))}
+SEQUENCES = {
+    "node": ("ordinal_seq", ("USAGE",)),
+    "claim": ("fence_seq", ("USAGE", "UPDATE")),
+    "job": ("id_seq", ("USAGE",)),
+}
 
 
 def current_revision(connection: Connection, names: Names) -> str | None:

@@ -1,7 +1,7 @@
 """The library's tables as SQLAlchemy models, to look at with your own queries.
 
 The tables are made by :mod:`jobsync_orm.migrate`, never by ``metadata.create_all()``: the SQL function and
-the token rows are part of them. The coordinator alone writes to them; an application reads.
+the token rows are part of them. The library alone writes to them; an application reads.
 
 For the default prefix the models are ready::
 
@@ -35,10 +35,10 @@ from __future__ import annotations
 import copyreg
 import threading
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import MetaData
-from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy.orm import DeclarativeBase, foreign, relationship
 from sqlalchemy.orm.decl_api import DeclarativeAttributeIntercept
 
 from jobsync_orm.models.mixins import (
@@ -51,9 +51,19 @@ from jobsync_orm.models.mixins import (
     RebalanceMixin,
     TokenMixin,
 )
+from jobsync_orm.models.queue import (
+    JobAttemptMixin,
+    JobDependencyMixin,
+    JobPauseMixin,
+    JobScheduleMixin,
+    JobWorkerMixin,
+    QueuedJobMixin,
+)
+from jobsync_orm.models.states import AttemptOutcome, JobPriority, JobState
 from jobsync_orm.naming import DEFAULT_APPNAME, Names
 
 __all__ = [
+    "AttemptOutcome",
     "AuditMixin",
     "AuditRecord",
     "Base",
@@ -63,11 +73,25 @@ __all__ = [
     "ClaimMixin",
     "Cluster",
     "ClusterMixin",
+    "JobAttempt",
+    "JobAttemptMixin",
+    "JobDependency",
+    "JobDependencyMixin",
+    "JobPause",
+    "JobPauseMixin",
+    "JobPriority",
+    "JobSchedule",
+    "JobScheduleMixin",
+    "JobState",
+    "JobWorker",
+    "JobWorkerMixin",
     "Lock",
     "LockMixin",
     "Models",
     "Node",
     "NodeMixin",
+    "QueuedJob",
+    "QueuedJobMixin",
     "Rebalance",
     "RebalanceMixin",
     "Token",
@@ -130,6 +154,56 @@ class Rebalance(RebalanceMixin, Base):
     __tablename__ = _DEFAULT.bare("rebalance")
 
 
+class QueuedJob(QueuedJobMixin, Base):
+    """See :class:`QueuedJobMixin`. ``attempts`` are its :class:`JobAttempt` rows, first to last."""
+
+    __tablename__ = _DEFAULT.bare("job")
+
+
+class JobAttempt(JobAttemptMixin, Base):
+    """See :class:`JobAttemptMixin`."""
+
+    __tablename__ = _DEFAULT.bare("job_attempt")
+
+
+class JobDependency(JobDependencyMixin, Base):
+    """See :class:`JobDependencyMixin`."""
+
+    __tablename__ = _DEFAULT.bare("job_dependency")
+
+
+class JobPause(JobPauseMixin, Base):
+    """See :class:`JobPauseMixin`."""
+
+    __tablename__ = _DEFAULT.bare("job_pause")
+
+
+class JobSchedule(JobScheduleMixin, Base):
+    """See :class:`JobScheduleMixin`."""
+
+    __tablename__ = _DEFAULT.bare("job_schedule")
+
+
+class JobWorker(JobWorkerMixin, Base):
+    """See :class:`JobWorkerMixin`."""
+
+    __tablename__ = _DEFAULT.bare("job_worker")
+
+
+def _relate(job: type[QueuedJobMixin], attempt: type[JobAttemptMixin]) -> None:
+    """Give jobs their attempts. There is no foreign key: checking it would cost each completion more than the row."""
+    ours, theirs = cast("Any", job), cast("Any", attempt)
+    ours.attempts = relationship(
+        theirs,
+        primaryjoin=ours.id == foreign(theirs.job_id),
+        order_by=theirs.attempt,
+        viewonly=True,
+    )
+
+
+_relate(QueuedJob, JobAttempt)
+
+
 @dataclass(frozen=True, eq=False)
 class Models:
     """The models of one cluster.
@@ -141,6 +215,7 @@ class Models:
     Base : type[DeclarativeBase]
         What the models derive from.
     Cluster, Node, Token, Lock, Claim, Checkpoint, AuditRecord, Rebalance : type
+    QueuedJob, JobAttempt, JobDependency, JobPause, JobSchedule, JobWorker : type
         The mapped classes.
     """
 
@@ -154,6 +229,12 @@ class Models:
     Checkpoint: type[CheckpointMixin]
     AuditRecord: type[AuditMixin]
     Rebalance: type[RebalanceMixin]
+    QueuedJob: type[QueuedJobMixin]
+    JobAttempt: type[JobAttemptMixin]
+    JobDependency: type[JobDependencyMixin]
+    JobPause: type[JobPauseMixin]
+    JobSchedule: type[JobScheduleMixin]
+    JobWorker: type[JobWorkerMixin]
 
     @property
     def metadata(self) -> MetaData:
@@ -173,11 +254,34 @@ _PARTS: dict[str, tuple[str, type[Any]]] = {
     "Checkpoint": ("checkpoint", CheckpointMixin),
     "AuditRecord": ("audit", AuditMixin),
     "Rebalance": ("rebalance", RebalanceMixin),
+    "QueuedJob": ("job", QueuedJobMixin),
+    "JobAttempt": ("job_attempt", JobAttemptMixin),
+    "JobDependency": ("job_dependency", JobDependencyMixin),
+    "JobPause": ("job_pause", JobPauseMixin),
+    "JobSchedule": ("job_schedule", JobScheduleMixin),
+    "JobWorker": ("job_worker", JobWorkerMixin),
 }
 
 _guard = threading.Lock()
 _known: dict[Names, Models] = {
-    _DEFAULT: Models(_DEFAULT, Base, Cluster, Node, Token, Lock, Claim, Checkpoint, AuditRecord, Rebalance)
+    _DEFAULT: Models(
+        _DEFAULT,
+        Base,
+        Cluster,
+        Node,
+        Token,
+        Lock,
+        Claim,
+        Checkpoint,
+        AuditRecord,
+        Rebalance,
+        QueuedJob,
+        JobAttempt,
+        JobDependency,
+        JobPause,
+        JobSchedule,
+        JobWorker,
+    )
 }
 
 
@@ -225,7 +329,7 @@ def _generate(names: Names) -> Models:
         return _Generated(attribute, bases, {"__module__": __name__, "_jobsync_origin": origin, **namespace})
 
     base = make("Base", (DeclarativeBase,))
-    return Models(
+    models = Models(
         names,
         base,
         **{
@@ -239,3 +343,5 @@ def _generate(names: Names) -> Models:
             for attribute, (kind, mixin) in _PARTS.items()
         },
     )
+    _relate(models.QueuedJob, models.JobAttempt)
+    return models

@@ -1,0 +1,35 @@
+"""The job queue: enqueue in your own transaction, run on any worker.
+
+See :class:`JobQueue`, and ``docs/queue.md``.
+"""
+
+from __future__ import annotations
+
+from jobsync_orm.queue.core import QueueCore
+from jobsync_orm.queue.jobs import ClaimedJob, Ending
+
+__all__ = ["ClaimedJob", "Ending", "JobQueue"]
+
+
+class JobQueue(QueueCore):
+    """Jobs in the application's own database.
+
+    Parameters
+    ----------
+    config : CoordinationConfig, optional
+        Where the database is, and the cluster whose workers run the jobs.
+    engine : Engine or AsyncEngine, optional
+        The same for the default cluster, by an engine of the application's.
+    session_factory : callable, optional
+        Makes the sessions that handlers get as ``ctx.session``; a ``sessionmaker``, say.
+    max_payload_bytes : int
+        Longest payload, as JSON text in UTF-8.
+    ageing_sec : float
+        Seconds of waiting that weigh as much as one point of priority: a LOW job (-10) goes before a HIGH one (10) that
+        is 20 times as many seconds younger.
+
+    Raises
+    ------
+    ConfigurationError
+        Neither or both of ``config`` and ``engine``, or a value out of range.
+    """

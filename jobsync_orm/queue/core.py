@@ -1,0 +1,69 @@
+"""What every part of a queue stands on: its configuration, its names, its engine."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Engine
+
+from jobsync_orm.config import CoordinationConfig
+from jobsync_orm.exceptions import ConfigurationError
+from jobsync_orm.models import Models, for_app
+from jobsync_orm.queue.statements import QueueStatements
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+__all__ = ["QueueCore"]
+
+
+class QueueCore:
+    """See :class:`~jobsync_orm.JobQueue`."""
+
+    def __init__(
+        self,
+        config: CoordinationConfig | None = None,
+        *,
+        engine: Engine | AsyncEngine | None = None,
+        session_factory: Callable[[], Any] | None = None,
+        max_payload_bytes: int = 1_000_000,
+        ageing_sec: float = 60,
+    ) -> None:
+        if (config is None) == (engine is None):
+            raise ConfigurationError("JobQueue needs either a CoordinationConfig or engine=..., to know its database")
+        if config is not None and not isinstance(config, CoordinationConfig):
+            raise ConfigurationError(f"JobQueue needs a CoordinationConfig, not {type(config).__name__}")
+        if not isinstance(max_payload_bytes, int) or max_payload_bytes < 1:
+            raise ConfigurationError(f"max_payload_bytes={max_payload_bytes!r} must be a whole number, at least 1")
+        if not isinstance(ageing_sec, int | float) or not ageing_sec > 0:
+            raise ConfigurationError(f"ageing_sec={ageing_sec!r} must be a number of seconds above 0")
+        self.config = config if config is not None else CoordinationConfig(engine=engine)
+        self.names = self.config.names
+        self.statements = QueueStatements(self.names)
+        self.max_payload_bytes = max_payload_bytes
+        self.ageing_sec = float(ageing_sec)
+        self._session_factory = session_factory
+        self._engine: Engine | None = None
+        self._engine_guard = threading.RLock()
+
+    @property
+    def models(self) -> Models:
+        """The mapped classes of this queue's tables: ``queue.models.QueuedJob``, ``queue.models.JobAttempt``, ..."""
+        return for_app(self.names.appname, self.names.schema)
+
+    @property
+    def engine(self) -> Engine:
+        """A synchronous engine on the queue's database: the application's, or one of the queue's own."""
+        with self._engine_guard:
+            if self._engine is None:
+                self._engine = self.config.application_engine()
+            return self._engine
+
+    def dispose(self) -> None:
+        """Close what the queue opened itself. It may be used again afterwards."""
+        with self._engine_guard:
+            engine, self._engine = self._engine, None
+        if engine is not None and engine is not self.config.engine:
+            engine.dispose()

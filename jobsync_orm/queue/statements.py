@@ -1,0 +1,190 @@
+"""The SQL of every queue transaction that the library starts itself. Each is ONE statement, sent in one message.
+
+So no transaction of a worker is ever open while its process is not inside a round trip: a process that is paused or
+killed between two statements holds no row lock. Every write of an attempt names it, by the job's id and the attempt's
+number, which each claim raises; written late, twice or by a worker that was thought dead, it changes nothing.
+
+None of them waits for a row: all take jobs with ``SKIP LOCKED``. A job that a transaction of somebody else's holds is left
+for the next turn, and nothing stands still for it.
+
+| statement | locks | if the process stops right after sending it |
+|---|---|---|
+| claim, heads | the jobs taken (skip) | taken or not; if so they are rescued with their node, or past their deadline |
+| settle | the jobs settled (skip) | settled or not; sent again it changes nothing more |
+| promote | due jobs (skip) | ready or not; any worker does it at the next turn |
+| rescue | jobs of dead nodes or past their deadline (skip) | done or not; any worker does it |
+| unblock | jobs whose last dependency has completed (skip) | done or not; any worker's next sweep does it |
+| survey, lost | nothing | nothing |
+
+How each finds its rows
+-----------------------
+The worker's session has ``SESSION`` set, so that a plan walks the partial index its statement is written for whatever
+the table's statistics say, which change faster than they are gathered. Rows are updated by their ``ctid``, which a
+locked row keeps. Rows come back as one JSON text: a batch is one value to decode.
+"""
+
+from __future__ import annotations
+
+from jobsync_orm.autocommit import instant, micros
+from jobsync_orm.naming import Names
+
+__all__ = ["DEADLINE_SLACK_SEC", "SESSION", "QueueStatements"]
+
+# Of the queue's own sessions.
+SESSION = (
+    "SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_hashjoin = off;"
+    " SET enable_mergejoin = off; SET enable_material = off; SET jit = off"
+)
+
+# An attempt may be written this much after its job's timeout, before another worker takes the job.
+DEADLINE_SLACK_SEC = 30.0
+
+NOW = "clock_timestamp()"
+
+
+class QueueStatements:
+    """The statements of one cluster, as text with ``$n`` parameters."""
+
+    def __init__(self, names: Names) -> None:
+        job, attempt, dependency = names.sql("job"), names.sql("job_attempt"), names.sql("job_dependency")
+        node = names.sql("node")
+
+        # What a worker is told of a job it has claimed; see jobs.ClaimedJob.
+        row = (
+            "json_build_array(id, type, priority, attempt, failures, max_retries, timeout, key, payload,"
+            f" {micros('ready_at')}, {micros('created_at')})"
+        )
+
+        def take(source: str, worker: str, incarnation: str) -> str:
+            """UPDATE that makes the rows with a ctid in ``source`` this worker's, and returns all columns."""
+            return (
+                f"UPDATE {job} j SET state = 'processing', attempt = attempt + 1, started_at = {NOW},"
+                f" worker = {worker}, incarnation = {incarnation},"
+                f" deadline = {NOW} + (timeout + {DEADLINE_SLACK_SEC}) * interval '1 second'"
+                f" WHERE j.ctid = ANY (ARRAY(SELECT ctid FROM {source})) RETURNING j.*"
+            )
+
+        def collected(source: str) -> str:
+            return f"SELECT coalesce(json_agg({row} ORDER BY ready_at, id), '[]') FROM {source}"
+
+        # $1 types, $2 priorities, $3 marks as microseconds since 1970, $4 ids of the marks: one lane each, the most
+        # urgent first. $5 how many jobs at most, $6 node, $7 its incarnation. A mark is the last row claimed of a lane:
+        # nothing before it is looked at, so that entries which a vacuum cannot remove yet are not stepped over again.
+        # A node that is no member any more takes nothing.
+        self.claim = f"""
+            WITH lane AS (
+                SELECT l.* FROM unnest($1::text[], $2::int[], $3::bigint[], $4::bigint[])
+                    WITH ORDINALITY AS l (type, priority, at, id, n)
+                WHERE EXISTS (SELECT 1 FROM {node} WHERE name = $6::text AND incarnation = $7::uuid AND state <> 'away')
+                ORDER BY n),
+            picked AS (
+                SELECT j.ctid FROM lane CROSS JOIN LATERAL (
+                    SELECT ctid FROM {job} j WHERE j.state = 'pending' AND j.key IS NULL
+                        AND j.type = lane.type AND j.priority = lane.priority
+                        AND (j.ready_at, j.id) > ({instant("lane.at")}, lane.id)
+                    ORDER BY j.ready_at, j.id LIMIT $5::int FOR UPDATE SKIP LOCKED) j
+                LIMIT $5::int),
+            taken AS ({take("picked", "$6::text", "$7::uuid")})
+            {collected("taken")}"""
+
+        # Arrays, one element per ended attempt: $1 ids, $2 attempts, $3 outcomes, $4 states the jobs go to, $5 results
+        # (JSON or NULL), $6 errors, $7 tracebacks, $8 seconds until they are ready again (NULL where not), $9 whether
+        # the attempt counts as a failure, $10 and $11 how many seconds ago it began and ended. A job that was to be
+        # cancelled goes nowhere but to its end. Returned: [id, attempt, state] of what was written, and the jobs that
+        # wait for one of the completed.
+        # The row is found by its id: "state = 'processing'" would make the planner take another index.
+        self.settle = f"""
+            WITH ended AS (
+                SELECT * FROM unnest($1::bigint[], $2::int[], $3::text[], $4::text[], $5::jsonb[], $6::text[],
+                    $7::text[], $8::float8[], $9::bool[], $10::float8[], $11::float8[])
+                    AS e (id, attempt, outcome, state, result, error, traceback, delay, counts, began, ended)
+                ORDER BY id),
+            mine AS (
+                SELECT j.ctid AS tid, e.* FROM ended e CROSS JOIN LATERAL (
+                    SELECT ctid FROM {job} j WHERE j.id = e.id AND j.attempt = e.attempt AND j.deadline IS NOT NULL
+                    FOR UPDATE SKIP LOCKED) j),
+            written AS (
+                UPDATE {job} j SET
+                    state = CASE WHEN j.cancel_requested AND m.state <> 'completed' THEN 'cancelled' ELSE m.state END,
+                    result = m.result, error = m.error, failures = j.failures + m.counts::int,
+                    finished_at = CASE WHEN m.state IN ('completed', 'failed', 'cancelled') OR j.cancel_requested
+                        THEN {NOW} END,
+                    run_at = CASE WHEN m.delay IS NULL THEN j.run_at ELSE {NOW} + m.delay * interval '1 second' END,
+                    incarnation = NULL, deadline = NULL
+                FROM mine m WHERE j.ctid = m.tid
+                RETURNING j.id, j.attempt, j.state, j.worker, m.outcome, m.error, m.traceback, m.began, m.ended),
+            attempts AS (
+                INSERT INTO {attempt} (job_id, attempt, worker, started_at, ended_at, outcome, error, traceback)
+                SELECT id, attempt, worker, {NOW} - began * interval '1 second', {NOW} - ended * interval '1 second',
+                    outcome, error, traceback FROM written)
+            SELECT coalesce(json_agg(json_build_array(id, attempt, state)), '[]'),
+                (SELECT coalesce(json_agg(DISTINCT d.job_id), '[]') FROM written w
+                    JOIN {dependency} d ON d.after_id = w.id WHERE w.state = 'completed')
+            FROM written"""
+
+        # $1 how many at most. Returned: [type, priority, whether it has a key] of what became ready, and the seconds
+        # until the next is due (NULL if none waits).
+        self.promote = f"""
+            WITH due AS (
+                SELECT ctid FROM {job} WHERE state IN ('scheduled', 'retrying') AND run_at <= {NOW}
+                ORDER BY run_at LIMIT $1::int FOR UPDATE SKIP LOCKED),
+            ready AS (
+                UPDATE {job} j SET state = 'pending', ready_at = {NOW} WHERE j.ctid = ANY (ARRAY(SELECT ctid FROM due))
+                RETURNING j.type, j.priority, j.key IS NOT NULL AS keyed)
+            SELECT (SELECT coalesce(json_agg(DISTINCT json_build_array(type, priority, keyed)::text), '[]') FROM ready),
+                (SELECT count(*) FROM ready),
+                (SELECT extract(epoch FROM run_at - {NOW}) FROM {job} WHERE state IN ('scheduled', 'retrying')
+                    AND run_at > {NOW} ORDER BY run_at LIMIT 1)"""
+
+        # Jobs of nodes that are no members any more, and jobs held past their deadline. The attempt counts: a job that
+        # kills its worker must not do so for ever. It is ready again at once, at the place it had. $1 how many at most.
+        self.rescue = f"""
+            WITH RECURSIVE holder AS (
+                (SELECT incarnation FROM {job} WHERE state = 'processing' ORDER BY incarnation LIMIT 1)
+                UNION ALL
+                SELECT (SELECT j.incarnation FROM {job} j WHERE j.state = 'processing'
+                    AND j.incarnation > h.incarnation ORDER BY j.incarnation LIMIT 1)
+                FROM holder h WHERE h.incarnation IS NOT NULL),
+            stuck AS (
+                SELECT j.ctid FROM holder h CROSS JOIN LATERAL (
+                    SELECT ctid FROM {job} j WHERE j.state = 'processing' AND j.incarnation = h.incarnation
+                        AND (j.deadline < {NOW} OR NOT EXISTS (
+                            SELECT 1 FROM {node} n WHERE n.incarnation = h.incarnation AND n.state <> 'away'))
+                    LIMIT $1::int FOR UPDATE SKIP LOCKED) j
+                LIMIT $1::int),
+            freed AS (
+                UPDATE {job} j SET failures = j.failures + 1, incarnation = NULL, deadline = NULL,
+                    state = CASE WHEN j.cancel_requested THEN 'cancelled'
+                        WHEN j.failures < j.max_retries THEN 'pending' ELSE 'failed' END,
+                    finished_at = CASE WHEN j.cancel_requested OR j.failures >= j.max_retries THEN {NOW} END,
+                    error = 'worker ' || j.worker || CASE WHEN j.deadline < {NOW} THEN ' held the job past its deadline'
+                        ELSE ' died' END
+                WHERE j.ctid = ANY (ARRAY(SELECT ctid FROM stuck))
+                RETURNING j.id, j.attempt, j.worker, j.started_at, j.state, j.error, j.type, j.priority,
+                    j.key IS NOT NULL AS keyed),
+            attempts AS (
+                INSERT INTO {attempt} (job_id, attempt, worker, started_at, outcome, error)
+                SELECT id, attempt, worker, started_at, 'died', error FROM freed)
+            SELECT coalesce(json_agg(json_build_array(id, worker, state, type, priority, keyed)), '[]') FROM freed"""
+
+        # $1 jobs to look at, or NULL for all. Runs in a transaction of its own after the completions: of two that
+        # complete the last two dependencies at once, the later one sees both.
+        self.unblock = f"""
+            WITH free AS (
+                SELECT j.ctid FROM {job} j
+                WHERE j.state = 'blocked' AND ($1::bigint[] IS NULL OR j.id = ANY ($1::bigint[]))
+                    AND NOT EXISTS (SELECT 1 FROM {dependency} d JOIN {job} a ON a.id = d.after_id
+                        WHERE d.job_id = j.id AND a.state <> 'completed')
+                ORDER BY j.id LIMIT $2::int FOR UPDATE SKIP LOCKED),
+            ready AS (
+                UPDATE {job} j SET ready_at = {NOW},
+                    state = CASE WHEN j.run_at > {NOW} THEN 'scheduled' ELSE 'pending' END
+                WHERE j.ctid = ANY (ARRAY(SELECT ctid FROM free))
+                RETURNING j.id, j.type, j.priority, j.key IS NOT NULL AS keyed, j.state)
+            SELECT coalesce(json_agg(json_build_array(id, type, priority, keyed, state)), '[]') FROM ready"""
+
+        # What is known of attempts whose settling changed nothing: [id, attempt, state], for those still there.
+        self.lost = (
+            f"SELECT coalesce(json_agg(json_build_array(id, attempt, state)), '[]') FROM {job}"
+            " WHERE id = ANY ($1::bigint[])"
+        )

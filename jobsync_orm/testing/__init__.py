@@ -1,0 +1,1 @@
+"""For the tests of applications that use the library."""

@@ -1,0 +1,1 @@
+"""Runs queued jobs: see :class:`JobWorker`."""
