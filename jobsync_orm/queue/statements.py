@@ -4,7 +4,7 @@ So no transaction of a worker is ever open while its process is not inside a rou
 killed between two statements holds no row lock. Every write of an attempt names it, by the job's id and the attempt's
 number, which each claim raises; written late, twice or by a worker that was thought dead, it changes nothing.
 
-None of them waits for a row: all take jobs with ``SKIP LOCKED``. A job that a transaction of somebody else's holds is left
+None of them waits for a row: all take jobs with ``SKIP LOCKED``. A job that somebody else's transaction holds is left
 for the next turn, and nothing stands still for it.
 
 | statement | locks | if the process stops right after sending it |
