@@ -33,8 +33,9 @@ these, ``check`` included::
 
     GRANT USAGE ON SCHEMA ... TO worker;
     GRANT SELECT, INSERT, UPDATE, DELETE ON sync_cluster, sync_node, sync_token, sync_lock, sync_claim,
-        sync_checkpoint, sync_audit, sync_rebalance TO worker;
-    GRANT USAGE ON SEQUENCE sync_node_ordinal_seq TO worker;
+        sync_checkpoint, sync_audit, sync_rebalance, sync_job, sync_job_attempt, sync_job_dependency,
+        sync_job_pause, sync_job_schedule, sync_job_worker TO worker;
+    GRANT USAGE ON SEQUENCE sync_node_ordinal_seq, sync_job_id_seq TO worker;
     GRANT USAGE, UPDATE ON SEQUENCE sync_claim_fence_seq TO worker;
     GRANT SELECT ON sync_alembic_version TO worker;
 

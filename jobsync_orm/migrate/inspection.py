@@ -54,7 +54,7 @@ def problems(connection: Connection, cluster: Target, revisions: Sequence[str]) 
     if not there or there == [VERSION]:
         where = "on the search_path" if names.schema is None else f"in schema {names.schema!r}"
         return [f"there are no tables {names.appname}... {where}: run `{upgrade}`"]
-    found = [f"table {names.sql(kind)} is missing: {recreate}" for kind in kinds if kind not in there]
+    found = []
     readable = set()
     for kind in there:
         lacking = _lacking_privileges(connection, names, kind)
@@ -65,8 +65,9 @@ def problems(connection: Connection, cluster: Target, revisions: Sequence[str]) 
     if VERSION in readable:
         outdated = _revision_problem(current_revision(connection, names), names, revisions, upgrade)
         if outdated is not None:
-            # Whatever else these tables have or lack is right or wrong by another revision.
+            # What is missing, or is too much, is right or wrong by another revision.
             return [*found, outdated]
+    found += [f"table {names.sql(kind)} is missing: {recreate}" for kind in kinds if kind not in there]
     found += _sequence_problems(connection, names, recreate)
     found += _missing_function(connection, f"{names.sql('hold')}(int[], text, bigint)", recreate)
     if "cluster" in readable:

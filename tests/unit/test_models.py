@@ -10,9 +10,17 @@ from threading import Barrier
 from typing import Any
 
 import pytest
-from sqlalchemy import CheckConstraint, Index, MetaData, Text, UniqueConstraint, select
+from sqlalchemy import CheckConstraint, Index, MetaData, Text, UniqueConstraint, inspect, select
 from sqlalchemy.dialects import postgresql
-from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, configure_mappers, mapped_column
+from sqlalchemy.orm import (
+    DeclarativeBase,
+    Mapped,
+    MappedAsDataclass,
+    configure_mappers,
+    foreign,
+    mapped_column,
+    relationship,
+)
 from sqlalchemy.schema import Table
 
 from jobsync_orm import models
@@ -29,6 +37,12 @@ MIXINS = {
     "checkpoint": models.CheckpointMixin,
     "audit": models.AuditMixin,
     "rebalance": models.RebalanceMixin,
+    "job": models.QueuedJobMixin,
+    "job_attempt": models.JobAttemptMixin,
+    "job_dependency": models.JobDependencyMixin,
+    "job_pause": models.JobPauseMixin,
+    "job_schedule": models.JobScheduleMixin,
+    "job_worker": models.JobWorkerMixin,
 }
 
 
@@ -63,6 +77,8 @@ def test_the_default_models_are_those_of_the_module() -> None:
     assert ready is for_app("sync_") is for_app(appname="sync_", schema=None)
     assert ready.Node is models.Node
     assert ready.AuditRecord is models.AuditRecord
+    assert ready.QueuedJob is models.QueuedJob
+    assert ready.JobWorker is models.JobWorker
     assert ready.metadata is models.Base.metadata
     assert ready.names == Names()
     assert set(ready.metadata.tables) == {f"sync_{kind}" for kind in MIXINS}
@@ -177,6 +193,36 @@ def test_a_dataclass_model_keeps_its_own_fields_for_the_constructor() -> None:
     assert str(select(Checkpoint.note).where(Checkpoint.task_id == "t")).endswith(
         "WHERE sync_checkpoint.task_id = :task_id_1"
     )
+
+
+@pytest.mark.parametrize("made", [for_app(), for_app("related_", "s")], ids=["default", "generated"])
+def test_a_job_has_its_attempts_in_order(made: models.Models) -> None:
+    configure_mappers()
+    job, attempt = inspect(made.QueuedJob), inspect(made.JobAttempt)
+    attempts = job.relationships["attempts"]
+    assert attempts.mapper is attempt
+    assert attempts.viewonly
+    assert attempts.uselist
+    assert [column.name for column in attempts.order_by] == ["attempt"]
+    assert [(ours.name, theirs.name) for ours, theirs in attempts.local_remote_pairs] == [("id", "job_id")]
+
+
+@pytest.mark.parametrize("base", [(), (MappedAsDataclass,)], ids=["plain", "dataclass"])
+def test_an_application_relates_its_own_job_to_its_own_attempts(base: tuple[type[Any], ...]) -> None:
+    class Base(*base, DeclarativeBase):  # type: ignore[misc]
+        pass
+
+    class Attempt(models.JobAttemptMixin, Base):
+        __tablename__ = "sync_job_attempt"
+
+    class Work(models.QueuedJobMixin, Base):
+        __tablename__ = "sync_job"
+        tries: Mapped[list[Attempt]] = relationship(
+            primaryjoin=lambda: Work.id == foreign(Attempt.job_id), viewonly=True, **({"init": False} if base else {})
+        )
+
+    configure_mappers()
+    assert "JOIN sync_job_attempt" in str(select(Work).join(Work.tries))
 
 
 def test_generated_classes_and_their_instances_can_be_pickled() -> None:
