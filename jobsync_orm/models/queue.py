@@ -54,7 +54,7 @@ IN_LINE = "key IS NOT NULL AND (state IN ('pending', 'processing') OR state = 'r
     },
     named={
         "ready": NamedIndex(("type", "priority", "ready_at", "id"), "state = 'pending' AND key IS NULL"),
-        "keyed": NamedIndex(("ready_at", "id"), "state = 'pending' AND key IS NOT NULL"),
+        "keyed": NamedIndex(("priority", "ready_at", "id"), "state = 'pending' AND key IS NOT NULL"),
         "line": NamedIndex(("key", "id"), IN_LINE),
         "one_per_key": NamedIndex(("key",), "state = 'processing' AND key IS NOT NULL", unique=True),
         "processing": NamedIndex(("incarnation",), "state = 'processing'"),

@@ -92,7 +92,7 @@ def upgrade(names: Names, total_tokens: int, hash_function: str) -> None:
         key=("id",),
     )
     index("job", "ready", "type", "priority", "ready_at", "id", where="state = 'pending' AND key IS NULL")
-    index("job", "keyed", "ready_at", "id", where="state = 'pending' AND key IS NOT NULL")
+    index("job", "keyed", "priority", "ready_at", "id", where="state = 'pending' AND key IS NOT NULL")
     index("job", "line", "key", "id", where=IN_LINE)
     index("job", "one_per_key", "key", where="state = 'processing' AND key IS NOT NULL", unique=True)
     index("job", "processing", "incarnation", where="state = 'processing'")
