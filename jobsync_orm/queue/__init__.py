@@ -5,13 +5,27 @@ See :class:`JobQueue`, and ``docs/queue.md``.
 
 from __future__ import annotations
 
-from jobsync_orm.queue.core import QueueCore
+from jobsync_orm.queue.backoff import Backoff
+from jobsync_orm.queue.context import CancelFlag, JobContext
+from jobsync_orm.queue.handlers import Handler, HandlerCalls
 from jobsync_orm.queue.jobs import ClaimedJob, Ending
+from jobsync_orm.queue.outcomes import Discard, Retry, Snooze
 
-__all__ = ["ClaimedJob", "Ending", "JobQueue"]
+__all__ = [
+    "Backoff",
+    "CancelFlag",
+    "ClaimedJob",
+    "Discard",
+    "Ending",
+    "Handler",
+    "JobContext",
+    "JobQueue",
+    "Retry",
+    "Snooze",
+]
 
 
-class JobQueue(QueueCore):
+class JobQueue(HandlerCalls):
     """Jobs in the application's own database.
 
     Parameters

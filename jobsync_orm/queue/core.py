@@ -16,6 +16,8 @@ from jobsync_orm.queue.statements import QueueStatements
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
+    from jobsync_orm.queue.handlers import Handler
+
 __all__ = ["QueueCore"]
 
 
@@ -44,6 +46,7 @@ class QueueCore:
         self.statements = QueueStatements(self.names)
         self.max_payload_bytes = max_payload_bytes
         self.ageing_sec = float(ageing_sec)
+        self.handlers: dict[str, Handler] = {}
         self._session_factory = session_factory
         self._engine: Engine | None = None
         self._engine_guard = threading.RLock()

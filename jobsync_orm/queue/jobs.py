@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jobsync_orm.coordinator.session import array
 from jobsync_orm.models.states import AttemptOutcome, JobState
 
-__all__ = ["ClaimedJob", "Ending", "claimed"]
+__all__ = ["ClaimedJob", "Ending", "claimed", "settlement"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +55,17 @@ class Ending:
     error, traceback : str or None
         Of an attempt that failed.
     delay : float or None
-        Seconds until the job is ready again; given for RETRYING and SCHEDULED.
+        Seconds until the job is ready again; RETRYING and SCHEDULED need this or ``until``.
+    until : float or None
+        The moment at which it is ready again, in seconds since 1970 by the database's clock.
     counts : bool
         Whether the attempt counts against ``max_retries``.
     began_at, ended_at : float
         ``time.monotonic()``; sent as how long ago it was.
+    written : bool
+        Nothing is to be written: its transaction has written it, or the job is no longer this attempt's.
+    waiting : tuple[int, ...]
+        Of one that is written: jobs that wait for this one, as the statement that settles would have returned them.
     """
 
     job_id: int
@@ -71,3 +79,24 @@ class Ending:
     traceback: str | None = None
     delay: float | None = None
     counts: bool = False
+    until: float | None = None
+    written: bool = False
+    waiting: tuple[int, ...] = ()
+
+
+def settlement(endings: Sequence[Ending], now: float) -> list[str]:
+    """The parameters of ``QueueStatements.settle``, as text; ``now`` is ``time.monotonic()``."""
+    return [
+        array(e.job_id for e in endings),
+        array(e.attempt for e in endings),
+        array(e.outcome for e in endings),
+        array(e.state for e in endings),
+        array(e.result for e in endings),
+        array(e.error for e in endings),
+        array(e.traceback for e in endings),
+        array(e.delay for e in endings),
+        array(e.counts for e in endings),
+        array(now - e.began_at for e in endings),
+        array(now - e.ended_at for e in endings),
+        array(e.until for e in endings),
+    ]

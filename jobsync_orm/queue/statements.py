@@ -89,15 +89,16 @@ class QueueStatements:
 
         # Arrays, one element per ended attempt: $1 ids, $2 attempts, $3 outcomes, $4 states the jobs go to, $5 results
         # (JSON or NULL), $6 errors, $7 tracebacks, $8 seconds until they are ready again (NULL where not), $9 whether
-        # the attempt counts as a failure, $10 and $11 how many seconds ago it began and ended. A job that was to be
-        # cancelled goes nowhere but to its end. Returned: [id, attempt, state] of what was written, and the jobs that
-        # wait for one of the completed.
+        # the attempt counts as a failure, $10 and $11 how many seconds ago it began and ended, $12 the moment at which
+        # they are ready again, in seconds since 1970 (instead of $8). A job that was to be cancelled goes nowhere but
+        # to its end. Returned: [id, attempt, state] of what was written, and the jobs that wait for one of the
+        # completed.
         # The row is found by its id: "state = 'processing'" would make the planner take another index.
         self.settle = f"""
             WITH ended AS (
                 SELECT * FROM unnest($1::bigint[], $2::int[], $3::text[], $4::text[], $5::jsonb[], $6::text[],
-                    $7::text[], $8::float8[], $9::bool[], $10::float8[], $11::float8[])
-                    AS e (id, attempt, outcome, state, result, error, traceback, delay, counts, began, ended)
+                    $7::text[], $8::float8[], $9::bool[], $10::float8[], $11::float8[], $12::float8[])
+                    AS e (id, attempt, outcome, state, result, error, traceback, delay, counts, began, ended, until)
                 ORDER BY id),
             mine AS (
                 SELECT j.ctid AS tid, e.* FROM ended e CROSS JOIN LATERAL (
@@ -109,7 +110,7 @@ class QueueStatements:
                     result = m.result, error = m.error, failures = j.failures + m.counts::int,
                     finished_at = CASE WHEN m.state IN ('completed', 'failed', 'cancelled') OR j.cancel_requested
                         THEN {NOW} END,
-                    run_at = CASE WHEN m.delay IS NULL THEN j.run_at ELSE {NOW} + m.delay * interval '1 second' END,
+                    run_at = coalesce(to_timestamp(m.until), {NOW} + m.delay * interval '1 second', j.run_at),
                     incarnation = NULL, deadline = NULL
                 FROM mine m WHERE j.ctid = m.tid
                 RETURNING j.id, j.attempt, j.state, j.worker, m.outcome, m.error, m.traceback, m.began, m.ended),

@@ -1,0 +1,250 @@
+"""Run a handler once, and say how the attempt has ended.
+
+| the handler | outcome | the job |
+|---|---|---|
+| returns | completed | COMPLETED, with what it returned as its result |
+| returns what cannot be stored as JSON, or is too large | completed | COMPLETED without a result; the error says why |
+| raises an exception | failed | RETRYING after its backoff, FAILED after ``max_retries`` failures |
+| raises ``Retry(after=...)`` | failed | the same, after that time |
+| raises ``Snooze(...)`` | snoozed | SCHEDULED; counts for nothing |
+| raises ``Discard(...)`` | discarded | FAILED |
+| gets a payload that does not fit it | failed | FAILED: it would not fit the next time either |
+| raises ``JobCancelled`` (``ctx.check()``) | cancelled, or why it was to stop | CANCELLED, or where that leads |
+
+A job whose work is done is not run again because of what it returned: that would do the work twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import logging
+import traceback
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final
+
+from jobsync_orm.exceptions import InvalidJob, InvalidPayload, JobCancelled, JobTimeout
+from jobsync_orm.models.states import AttemptOutcome, JobState
+from jobsync_orm.queue.handlers import BACKOFF, Handler
+from jobsync_orm.queue.jobs import ClaimedJob, Ending
+from jobsync_orm.queue.options import seconds
+from jobsync_orm.queue.outcomes import Discard, Retry, Snooze
+from jobsync_orm.queue.typed_payload import load
+
+if TYPE_CHECKING:
+    from jobsync_orm.queue.context import JobContext
+    from jobsync_orm.queue.core import QueueCore
+
+__all__ = ["error_text", "execute", "execute_async", "failed", "lost", "stopped"]
+
+logger = logging.getLogger("jobsync_orm")
+
+# Characters of an error and of a traceback that are kept.
+LONGEST_ERROR, LONGEST_TRACEBACK = 4_000, 20_000
+
+# A member of an enumeration takes longer to look up than a name.
+DONE: Final = AttemptOutcome.COMPLETED
+COMPLETED: Final = JobState.COMPLETED
+
+
+def execute(queue: QueueCore, handler: Handler, job: ClaimedJob, context: JobContext) -> Ending:
+    """Call ``handler`` for ``job`` in this thread.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        Whoever runs the process wants it to end. Everything else that a handler raises, SystemExit too, is how the
+        attempt ended.
+    """
+    began = monotonic()
+    try:
+        if handler.payload is None:
+            value = handler.function(context, **job.payload)
+        else:
+            value = handler.function(context, load(handler.payload, job.payload))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001  # whatever it is, this thread goes on with the next job
+        return _raised(handler, job, context, error, began)
+    ended = monotonic()
+    if value is None:
+        return Ending(job.id, job.attempt, DONE, COMPLETED, began, ended)
+    return _returned(queue, handler, job, value, began, ended)
+
+
+async def execute_async(queue: QueueCore, handler: Handler, job: ClaimedJob, context: JobContext) -> Ending:
+    """Call the coroutine function of ``handler`` for ``job`` in the running event loop.
+
+    Raises
+    ------
+    asyncio.CancelledError
+        The task that runs this was cancelled, and the attempt not: ``context.cancelled`` is not set.
+    KeyboardInterrupt
+        Whoever runs the process wants it to end.
+    """
+    began = monotonic()
+    try:
+        if handler.payload is None:
+            value = await handler.function(context, **job.payload)
+        else:
+            value = await handler.function(context, load(handler.payload, job.payload))
+    except KeyboardInterrupt:
+        raise
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if not context.cancelled and task is not None and task.cancelling():
+            raise
+        return _raised(handler, job, context, error, began)
+    except BaseException as error:  # noqa: BLE001  # whatever it is, the loop goes on with the next job
+        return _raised(handler, job, context, error, began)
+    ended = monotonic()
+    if value is None:
+        return Ending(job.id, job.attempt, DONE, COMPLETED, began, ended)
+    return _returned(queue, handler, job, value, began, ended)
+
+
+def stopped(handler: Handler, job: ClaimedJob, context: JobContext, began: float, ended: float) -> Ending:
+    """How an attempt ends that gave way, or was made to, because it is no longer wanted (``context.cancelled``)."""
+    reason = context.cancelled.reason
+    if reason == "timeout":
+        late = JobTimeout(f"took more than {job.timeout:g} s")
+        return failed(handler, job, late, began, ended, AttemptOutcome.TIMEOUT)
+    if reason == "stopping":
+        return Ending(job.id, job.attempt, AttemptOutcome.RELEASED, JobState.PENDING, began, ended)
+    if reason == "lost":
+        return lost(job, began, ended)
+    return Ending(job.id, job.attempt, AttemptOutcome.CANCELLED, JobState.CANCELLED, began, ended)
+
+
+def lost(job: ClaimedJob, began: float, ended: float) -> Ending:
+    """How an attempt ends whose job is another worker's, or finished, by now: nothing is to be written."""
+    return Ending(job.id, job.attempt, AttemptOutcome.DIED, JobState.PENDING, began, ended, written=True)
+
+
+def failed(
+    handler: Handler,
+    job: ClaimedJob,
+    error: BaseException,
+    began: float,
+    ended: float,
+    outcome: AttemptOutcome = AttemptOutcome.FAILED,
+) -> Ending:
+    """How an attempt ends that failed with ``error``: its job is tried again, or has failed for good."""
+    what = error.__cause__ if isinstance(error, Retry) and error.reason is None and error.__cause__ else error
+    text, trace = error_text(what), _traceback(error)
+    if job.failures >= job.max_retries or isinstance(error, InvalidPayload):
+        return Ending(job.id, job.attempt, outcome, JobState.FAILED, began, ended, None, text, trace, None, counts=True)
+    delay = error.after if isinstance(error, Retry) and error.after is not None else _delay(handler, job, what)
+    return Ending(job.id, job.attempt, outcome, JobState.RETRYING, began, ended, None, text, trace, delay, counts=True)
+
+
+def error_text(error: BaseException) -> str:
+    """``Type: message`` as PostgreSQL can store it, cut where it is too long."""
+    try:
+        message = str(error)
+    except Exception as second:  # noqa: BLE001  # of the application's, as anything here
+        message = f"(its message cannot be had: {type(second).__name__})"
+    name = type(error).__name__
+    return _storable(f"{name}: {message}" if message else name, LONGEST_ERROR)
+
+
+def _raised(handler: Handler, job: ClaimedJob, context: JobContext, error: BaseException, began: float) -> Ending:
+    ended = monotonic()
+    if isinstance(error, JobCancelled) or (isinstance(error, asyncio.CancelledError) and context.cancelled):
+        return stopped(handler, job, context, began, ended)
+    if isinstance(error, Snooze):
+        until = None if error.until is None else error.until.timestamp()
+        return Ending(
+            job.id,
+            job.attempt,
+            AttemptOutcome.SNOOZED,
+            JobState.SCHEDULED,
+            began,
+            ended,
+            delay=error.seconds,
+            until=until,
+        )
+    if isinstance(error, Discard):
+        why = error.__cause__ if not error.reason and error.__cause__ else error
+        return Ending(
+            job.id,
+            job.attempt,
+            AttemptOutcome.DISCARDED,
+            JobState.FAILED,
+            began,
+            ended,
+            error=error_text(why),
+            traceback=_traceback(error),
+        )
+    if isinstance(error, TypeError) and handler.payload is None and _called_in_vain(error):
+        try:
+            handler.check(job.payload)
+        except InvalidPayload as reason:
+            return failed(handler, job, reason, began, ended)
+    return failed(handler, job, error, began, ended)
+
+
+def _returned(queue: QueueCore, handler: Handler, job: ClaimedJob, value: Any, began: float, ended: float) -> Ending:
+    if inspect.isawaitable(value):
+        if inspect.iscoroutine(value):
+            value.close()
+        unrun = InvalidJob(
+            f"handler of {job.type!r} returned a coroutine, which nobody runs: register it with kind='async', or wrap "
+            "it in an async def"
+        )
+        return failed(handler, job, unrun, began, ended)
+    try:
+        result = _json(value, queue.max_payload_bytes)
+    except InvalidPayload as reason:
+        logger.warning("job %d (%s) has completed, but its result is not stored: %s", job.id, job.type, reason)
+        return Ending(job.id, job.attempt, DONE, COMPLETED, began, ended, error=error_text(reason))
+    return Ending(job.id, job.attempt, DONE, COMPLETED, began, ended, result)
+
+
+def _json(value: Any, most_bytes: int) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        size = len(text.encode())
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidPayload(f"the result is no JSON that PostgreSQL can store: {error}") from error
+    if size > most_bytes:
+        raise InvalidPayload(f"the result is {size} bytes long as JSON: max_payload_bytes={most_bytes}")
+    return text
+
+
+def _called_in_vain(error: BaseException) -> bool:
+    """Whether the call itself raised, and not the function called."""
+    trace = error.__traceback__
+    return trace is not None and trace.tb_next is None
+
+
+def _delay(handler: Handler, job: ClaimedJob, error: BaseException) -> float:
+    try:
+        return seconds("backoff", handler.backoff(job.failures, error))
+    except Exception:
+        # A job is not lost, nor tried without pause, because of it.
+        logger.exception("the backoff of %r jobs failed; job %d waits as by default", handler.type, job.id)
+        return BACKOFF(job.failures, error)
+
+
+def _traceback(error: BaseException) -> str | None:
+    """As Python prints it, from the handler's own frame on. Its end, with what was raised, is kept in any case."""
+    trace = error.__traceback__
+    if trace is None:
+        return None
+    try:
+        lines = traceback.format_exception(type(error), error, trace.tb_next or trace)
+    except Exception:  # noqa: BLE001  # of an error whose message cannot be had
+        lines = traceback.format_tb(trace)
+    text = "".join(lines)
+    if len(text) > LONGEST_TRACEBACK:
+        half = LONGEST_TRACEBACK // 2
+        text = f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
+    return _storable(text, len(text))
+
+
+def _storable(text: str, most: int) -> str:
+    if len(text) > most:
+        text = f"{text[: most - 3]}..."
+    return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
