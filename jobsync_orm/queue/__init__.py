@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from jobsync_orm.queue.backoff import Backoff
 from jobsync_orm.queue.context import CancelFlag, JobContext
+from jobsync_orm.queue.control import ControlCalls, Pause
 from jobsync_orm.queue.handlers import Handler, HandlerCalls
 from jobsync_orm.queue.jobs import ClaimedJob, Ending
 from jobsync_orm.queue.outcomes import Discard, Retry, Snooze
@@ -20,12 +21,13 @@ __all__ = [
     "Handler",
     "JobContext",
     "JobQueue",
+    "Pause",
     "Retry",
     "Snooze",
 ]
 
 
-class JobQueue(HandlerCalls):
+class JobQueue(HandlerCalls, ControlCalls):
     """Jobs in the application's own database.
 
     Parameters

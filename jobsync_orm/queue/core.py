@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Engine
 
+from jobsync_orm.autocommit import Autocommit
 from jobsync_orm.config import CoordinationConfig
 from jobsync_orm.exceptions import ConfigurationError
 from jobsync_orm.models import Models, for_app
@@ -49,6 +50,7 @@ class QueueCore:
         self.handlers: dict[str, Handler] = {}
         self._session_factory = session_factory
         self._engine: Engine | None = None
+        self._database: Autocommit | None = None
         self._engine_guard = threading.RLock()
 
     @property
@@ -64,9 +66,18 @@ class QueueCore:
                 self._engine = self.config.application_engine()
             return self._engine
 
+    @property
+    def _autocommit(self) -> Autocommit:
+        """Where the queue's own calls send their statements."""
+        with self._engine_guard:
+            if self._database is None:
+                self._database = Autocommit(self.engine)
+            return self._database
+
     def dispose(self) -> None:
         """Close what the queue opened itself. It may be used again afterwards."""
         with self._engine_guard:
             engine, self._engine = self._engine, None
+            self._database = None
         if engine is not None and engine is not self.config.engine:
             engine.dispose()

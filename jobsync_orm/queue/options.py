@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import math
 import reprlib
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jobsync_orm.exceptions import InvalidJob
+from jobsync_orm.models.states import JobState
 
-__all__ = ["LONGEST_SEC", "LONGEST_TYPE", "MOST_RETRIES", "brief", "job_type", "retries", "seconds"]
+__all__ = [
+    "LONGEST_SEC",
+    "LONGEST_TYPE",
+    "MOST_RETRIES",
+    "brief",
+    "job_id",
+    "job_type",
+    "priority_number",
+    "retries",
+    "seconds",
+    "states_among",
+    "storable",
+]
 
 # A hundred years. What is added to a timestamp must stay one that PostgreSQL and Python know.
 LONGEST_SEC = 100 * 366 * 86_400.0
@@ -36,9 +50,65 @@ def job_type(value: Any) -> str:
         raise InvalidJob(f"type={brief(value)} must be text: the name under which jobs are enqueued")
     if not 1 <= len(value) <= LONGEST_TYPE:
         raise InvalidJob(f"type={brief(value)} has {len(value)} characters: 1 to {LONGEST_TYPE} are allowed")
+    return storable("type", value)
+
+
+def storable(name: str, value: Any) -> str:
+    """``value``, if it is text that PostgreSQL can store, named ``name`` in the message.
+
+    Raises
+    ------
+    InvalidJob
+        It is not.
+    """
+    if not isinstance(value, str):
+        raise InvalidJob(f"{name}={brief(value)} must be text")
     if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
-        raise InvalidJob(f"type={brief(value)} has a character that PostgreSQL cannot store (NUL, a lone surrogate)")
+        raise InvalidJob(f"{name}={brief(value)} has a character that PostgreSQL cannot store (NUL, a lone surrogate)")
     return str.__str__(value)
+
+
+def job_id(value: Any) -> int:
+    """``value``, if it can be the id of a job.
+
+    Raises
+    ------
+    InvalidJob
+        It is no 64-bit integer.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or not -(2**63) <= value < 2**63:
+        raise InvalidJob(f"id={brief(value)} must be the whole number that enqueueing returned as the job's id")
+    return int(value)
+
+
+def priority_number(value: Any) -> int:
+    """``value``, if it can be a priority.
+
+    Raises
+    ------
+    InvalidJob
+        It is no 32-bit integer.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or not -(2**31) <= value < 2**31:
+        raise InvalidJob(f"priority={brief(value)} must be a JobPriority, or a whole number of 32 bits")
+    return int(value)
+
+
+def states_among(allowed: Sequence[JobState], value: Any) -> tuple[JobState, ...]:
+    """The states that ``value`` names, one or several, if all are ``allowed``; None names all of these.
+
+    Raises
+    ------
+    InvalidJob
+        There is another one, or none.
+    """
+    if value is None:
+        return tuple(allowed)
+    given = [value] if isinstance(value, str) or not isinstance(value, Iterable) else list(value)
+    unknown = [state for state in given if state not in allowed]
+    if unknown or not given:
+        raise InvalidJob(f"state={brief(unknown[0] if unknown else value)} must be among {', '.join(allowed)}")
+    return tuple(JobState(state) for state in given)
 
 
 def retries(value: Any) -> int:

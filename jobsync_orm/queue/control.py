@@ -1,0 +1,445 @@
+"""Steer jobs from outside: cancel, retry, reprioritise, pause.
+
+::
+
+    queue.cancel(4711)
+    queue.retry(4711)
+    queue.reprioritise(4711, JobPriority.HIGH)
+    queue.pause("send_mail", reason="the provider is down")
+    queue.resume("send_mail")
+
+Each call is one statement in a transaction of its own, which tells the workers too: what it says is true when it
+returns, wherever the job runs. The ``*_many`` forms do the same for all jobs of a type, in batches that each are a
+transaction.
+
+Cancelling
+----------
+A job that waits is cancelled at once. One that is being processed goes on until its worker has heard of it: ``cancel``
+then answers PROCESSING. Its handler sees ``ctx.cancelled`` and ends as CANCELLED by ``ctx.check()``; one in a process
+of its own is killed. If the handler returns first, the job has completed.
+
+Jobs that were enqueued ``after`` a cancelled job stay BLOCKED: cancel them too, or :meth:`ControlCalls.retry` the job.
+
+Retrying
+--------
+A job that has failed or was cancelled begins again, with all its retries; one that backs off does so without waiting
+any longer. What went wrong before stays in its attempts. In the line of its key it has the place of its id, before
+younger jobs.
+
+| statement | locks | if the process stops right there |
+|---|---|---|
+| cancel, reprioritise | the job | done or not |
+| retry | the job, then its idempotency key (waits for who writes a live job of the same) | done or not |
+| cancel_many, retry_many | up to 1,000 jobs (skip), in order of their ids | the batches so far are done; call again |
+| pause, resume | the row of the pause | done or not |
+| paused, holder | nothing | nothing |
+
+A job is waited for only while somebody writes it; ``*_many`` leave such a job out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from sqlalchemy import TextClause, text
+from sqlalchemy.exc import IntegrityError
+
+from jobsync_orm.autocommit import Row, listed
+from jobsync_orm.claims import finished
+from jobsync_orm.coordinator.session import array
+from jobsync_orm.exceptions import InvalidJob, JobConflict, UnknownJob
+from jobsync_orm.models.states import LIVE, JobState
+from jobsync_orm.naming import Names
+from jobsync_orm.queue.core import QueueCore
+from jobsync_orm.queue.options import brief, job_id, job_type, priority_number, states_among, storable
+
+__all__ = ["ControlCalls", "Pause"]
+
+# Rows that one statement of the *_many forms changes at most.
+BATCH = 1000
+
+# So often a statement is sent again that met a job enqueued at that very moment.
+TRIES = 20
+
+WAITING = tuple(state for state in LIVE if state is not JobState.PROCESSING)
+RETRIABLE = (JobState.FAILED, JobState.CANCELLED, JobState.RETRYING)
+
+# The notification that makes workers look at what they are not to run; that with no payload, at everything.
+CONTROL = '{"control": true}'
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """What is not taken at the moment.
+
+    Attributes
+    ----------
+    type : str or None
+        The job type; None is the whole queue.
+    since : datetime
+        When it was paused.
+    reason : str or None
+        As given to :meth:`ControlCalls.pause`.
+    """
+
+    type: str | None
+    since: datetime.datetime
+    reason: str | None
+
+
+def among(states: Iterable[JobState]) -> str:
+    return f"({', '.join(repr(str(state)) for state in states)})"
+
+
+class ControlStatements:
+    """Their SQL."""
+
+    def __init__(self, names: Names) -> None:
+        job, dependency, pause = names.text("job"), names.text("job_dependency"), names.text("job_pause")
+        control = f"pg_notify('{names.queue_channel}', '{CONTROL}')".replace(":", r"\:")
+        everything = f"pg_notify('{names.queue_channel}', '')"
+        now = "clock_timestamp()"
+
+        def one(change: str, when: str) -> TextClause:
+            """Change job ``:id``, locked as ``seen``, if ``when``; answers its state before, after, and what it is."""
+            return text(f"""
+                WITH seen AS MATERIALIZED (
+                    SELECT id, state, cancel_requested FROM {job} WHERE id = :id FOR UPDATE),
+                changed AS (
+                    UPDATE {job} j SET {change} FROM seen WHERE j.id = seen.id AND {when}
+                    RETURNING j.id, j.state, j.type, j.priority, j.key IS NOT NULL AS keyed)
+                SELECT seen.state, changed.state, CASE WHEN changed.id IS NOT NULL THEN {control} END,
+                    CASE WHEN changed.state = 'pending' THEN pg_notify('{names.queue_channel}',
+                        json_build_array(json_build_array(changed.type, changed.priority, changed.keyed))::text) END
+                FROM seen LEFT JOIN changed ON true""")
+
+        cancelling = f"""
+            state = CASE j.state WHEN 'processing' THEN j.state ELSE 'cancelled' END,
+            cancel_requested = j.state = 'processing',
+            finished_at = CASE j.state WHEN 'processing' THEN NULL ELSE {now} END"""
+        self.cancel = one(cancelling, f"seen.state IN {among(LIVE)} AND NOT seen.cancel_requested")
+
+        # A job cancelled while it was blocked waits again for what it waited for.
+        retrying = f"""
+            state = CASE WHEN EXISTS (SELECT 1 FROM {dependency} d JOIN {job} a ON a.id = d.after_id
+                WHERE d.job_id = j.id AND a.state <> 'completed') THEN 'blocked' ELSE 'pending' END,
+            failures = 0, cancel_requested = false, error = NULL, result = NULL, finished_at = NULL, run_at = NULL,
+            ready_at = {now}"""
+        self.retry = one(retrying, f"seen.state IN {among(RETRIABLE)}")
+        self.holder = text(f"""
+            SELECT a.id, a.state, a.type, a.idempotency_key FROM {job} j JOIN {job} a
+                ON a.type = j.type AND a.idempotency_key = j.idempotency_key AND a.id <> j.id
+                    AND a.idempotency_key IS NOT NULL AND a.state IN {among(LIVE)}
+            WHERE j.id = :id""")
+
+        self.reprioritise = one("priority = :priority", f"seen.state IN {among(WAITING)}")
+
+        # Up to so many jobs after :after, of those that were there when the call began.
+        chosen = f"""
+            SELECT id, type, idempotency_key FROM {job}
+            WHERE id > :after AND id <= :last AND state = ANY ({listed("states", "text")})
+                AND (CAST(:type AS text) IS NULL OR type = :type)
+            ORDER BY id LIMIT {BATCH} FOR UPDATE SKIP LOCKED"""
+        answer = """
+            SELECT (SELECT count(*) FROM picked), (SELECT max(id) FROM picked), (SELECT count(*) FROM changed),
+                (SELECT %s FROM changed LIMIT 1)"""
+        self.newest = text(f"SELECT max(id) FROM {job}")
+        self.cancel_many = text(f"""
+            WITH picked AS MATERIALIZED ({chosen}),
+            changed AS (
+                UPDATE {job} j SET {cancelling} FROM picked
+                WHERE j.id = picked.id AND NOT j.cancel_requested RETURNING j.id)
+            {answer % control}""")
+        # Of several with one idempotency key the oldest; none if there is a live one.
+        self.retry_many = text(f"""
+            WITH picked AS MATERIALIZED ({chosen}),
+            free AS (
+                SELECT DISTINCT ON (p.type, coalesce(p.idempotency_key, p.id::text), p.idempotency_key IS NULL) p.id
+                FROM picked p
+                WHERE p.idempotency_key IS NULL OR NOT EXISTS (SELECT 1 FROM {job} a
+                    WHERE a.type = p.type AND a.idempotency_key = p.idempotency_key AND a.idempotency_key IS NOT NULL
+                        AND a.state IN {among(LIVE)} AND a.id <> p.id)
+                ORDER BY p.type, coalesce(p.idempotency_key, p.id::text), p.idempotency_key IS NULL, p.id),
+            changed AS (UPDATE {job} j SET {retrying} FROM free WHERE j.id = free.id RETURNING j.id)
+            {answer % everything}""")
+
+        self.pause = text(f"""
+            WITH put AS (
+                INSERT INTO {pause} AS p (type, reason) VALUES (:type, :reason)
+                ON CONFLICT (type) DO UPDATE SET reason = excluded.reason RETURNING 1)
+            SELECT {control} FROM put""")
+        self.resume = text(
+            f"WITH gone AS (DELETE FROM {pause} WHERE type = :type RETURNING 1) SELECT {control} FROM gone"
+        )
+        self.paused = text(f"SELECT type, since, reason FROM {pause} ORDER BY type")
+
+
+class ControlCalls(QueueCore):
+    """See :class:`~jobsync_orm.JobQueue`."""
+
+    @cached_property
+    def _control(self) -> ControlStatements:
+        return ControlStatements(self.names)
+
+    def cancel(self, id: int) -> JobState:
+        """Have a job not run, or no longer.
+
+        Parameters
+        ----------
+        id : int
+            The job.
+
+        Returns
+        -------
+        JobState
+            CANCELLED; or PROCESSING if a worker has it, which has been told.
+
+        Raises
+        ------
+        UnknownJob
+            There is no such job.
+        JobConflict
+            It has completed or failed.
+        """
+        before, after, _ = self._one(self._control.cancel, id)
+        if after is None and before in (JobState.COMPLETED, JobState.FAILED):
+            raise JobConflict(f"job {id} is {before}, so there is nothing to cancel")
+        return before if after is None else after
+
+    async def cancel_async(self, id: int) -> JobState:
+        """:meth:`cancel`, without blocking the event loop."""
+        state: JobState = await finished(asyncio.to_thread(self.cancel, id))
+        return state
+
+    def retry(self, id: int) -> JobState:
+        """Have a job that has failed, was cancelled or backs off run now, with all its retries.
+
+        Parameters
+        ----------
+        id : int
+            The job.
+
+        Returns
+        -------
+        JobState
+            PENDING; or BLOCKED if it was cancelled while it waited for jobs that have not completed yet.
+
+        Raises
+        ------
+        UnknownJob
+            There is no such job.
+        JobConflict
+            It has completed, or is to run anyway; or another live job has its idempotency key.
+        """
+        for _ in range(TRIES):
+            try:
+                before, after, again = self._one(self._control.retry, id)
+            except IntegrityError:
+                holders = self._read(self._control.holder, {"id": id})
+                if holders:
+                    other, state, type, key = holders[0]
+                    raise JobConflict(
+                        f"job {id} cannot be retried: job {other} ({state}) of the same type {type!r} has its "
+                        f"idempotency key {brief(key)}; wait for that one, or cancel it"
+                    ) from None
+                continue  # it has finished in between
+            if after is None and again and before in (JobState.PENDING, JobState.BLOCKED):
+                return before  # by the first sending, whose answer was lost
+            if after is None:
+                why = "has completed" if before is JobState.COMPLETED else f"is {before}, so it is to run anyway"
+                raise JobConflict(f"job {id} {why}: failed, cancelled and retrying jobs can be retried")
+            return after
+        raise JobConflict(f"job {id} cannot be retried: again and again there is a live job with its idempotency key")
+
+    async def retry_async(self, id: int) -> JobState:
+        """:meth:`retry`, without blocking the event loop."""
+        state: JobState = await finished(asyncio.to_thread(self.retry, id))
+        return state
+
+    def reprioritise(self, id: int, priority: int) -> JobState:
+        """Give a job that waits another priority.
+
+        Parameters
+        ----------
+        id : int
+            The job.
+        priority : int
+            A :class:`~jobsync_orm.models.JobPriority` or any whole number; the larger goes first. Jobs of one key keep
+            their order whatever their priorities.
+
+        Returns
+        -------
+        JobState
+            The state it is in.
+
+        Raises
+        ------
+        UnknownJob
+            There is no such job.
+        JobConflict
+            It is being processed, or has finished.
+        InvalidJob
+            ``priority`` is no 32-bit integer.
+        """
+        before, after, _ = self._one(self._control.reprioritise, id, priority=priority_number(priority))
+        if after is None:
+            raise JobConflict(f"job {id} is {before}: only a job that waits can get another priority")
+        return after
+
+    async def reprioritise_async(self, id: int, priority: int) -> JobState:
+        """:meth:`reprioritise`, without blocking the event loop."""
+        state: JobState = await finished(asyncio.to_thread(self.reprioritise, id, priority))
+        return state
+
+    def cancel_many(
+        self, *, type: str | None = None, state: JobState | str | Iterable[JobState | str] | None = None
+    ) -> int:
+        """Cancel all jobs of a type, or in a state, or both, that were there when the call began.
+
+        Parameters
+        ----------
+        type : str, optional
+            Their type. None: any.
+        state : JobState or iterable of them, optional
+            Their state or states. None: all that have not finished.
+
+        Returns
+        -------
+        int
+            How many were cancelled, or, where they are being processed, are to be. Jobs that somebody was writing at
+            that moment are not among them.
+
+        Raises
+        ------
+        InvalidJob
+            Neither is given, or a state is unknown or final.
+        """
+        if type is None and state is None:
+            raise InvalidJob("cancel_many needs type=... or state=..., so that it does not empty the queue by mistake")
+        return self._many(self._control.cancel_many, type, states_among(LIVE, state))
+
+    async def cancel_many_async(
+        self, *, type: str | None = None, state: JobState | str | Iterable[JobState | str] | None = None
+    ) -> int:
+        """:meth:`cancel_many`, without blocking the event loop."""
+        return int(await finished(asyncio.to_thread(self.cancel_many, type=type, state=state)))
+
+    def retry_many(
+        self, type: str | None = None, *, state: JobState | str | Iterable[JobState | str] = JobState.FAILED
+    ) -> int:
+        """Retry all failed jobs, of one type or of all, that were there when the call began.
+
+        Parameters
+        ----------
+        type : str, optional
+            Their type. None: any.
+        state : JobState or iterable of them
+            FAILED, CANCELLED or RETRYING, or several of these.
+
+        Returns
+        -------
+        int
+            How many. A job is left out if a live one has its idempotency key, or somebody was writing it.
+
+        Raises
+        ------
+        InvalidJob
+            ``state`` is another one.
+        """
+        return self._many(self._control.retry_many, type, states_among(RETRIABLE, state))
+
+    async def retry_many_async(
+        self, type: str | None = None, *, state: JobState | str | Iterable[JobState | str] = JobState.FAILED
+    ) -> int:
+        """:meth:`retry_many`, without blocking the event loop."""
+        return int(await finished(asyncio.to_thread(self.retry_many, type, state=state)))
+
+    def pause(self, type: str | None = None, reason: str | None = None) -> None:
+        """Have no more jobs taken, of one type or of all. What runs goes on, and jobs may be enqueued.
+
+        Parameters
+        ----------
+        type : str, optional
+            The job type, which need not be known here. None: the whole queue.
+        reason : str, optional
+            For whoever reads :meth:`paused`. A second pause replaces it.
+
+        Raises
+        ------
+        InvalidJob
+            ``type`` cannot name a job type, or ``reason`` cannot be stored.
+        """
+        if reason is not None:
+            storable("reason", reason)
+        self._autocommit.repeat(self._control.pause, {"type": _scope(type), "reason": reason})
+
+    async def pause_async(self, type: str | None = None, reason: str | None = None) -> None:
+        """:meth:`pause`, without blocking the event loop."""
+        await finished(asyncio.to_thread(self.pause, type, reason))
+
+    def resume(self, type: str | None = None) -> bool:
+        """End a pause. Returns whether there was one; True also if the connection broke, so that this is not known.
+
+        Parameters
+        ----------
+        type : str, optional
+            As it was paused. None ends the pause of the whole queue, and leaves types alone that are paused themselves.
+        """
+        rows, again = self._autocommit.repeat(self._control.resume, {"type": _scope(type)})
+        return bool(rows) or again
+
+    async def resume_async(self, type: str | None = None) -> bool:
+        """:meth:`resume`, without blocking the event loop."""
+        return bool(await finished(asyncio.to_thread(self.resume, type)))
+
+    def paused(self) -> list[Pause]:
+        """What is paused: the whole queue first, then types by name."""
+        return [Pause(type or None, since, reason) for type, since, reason in self._read(self._control.paused, {})]
+
+    async def paused_async(self) -> list[Pause]:
+        """:meth:`paused`, without blocking the event loop."""
+        return await asyncio.to_thread(self.paused)
+
+    def _read(self, statement: TextClause, values: Mapping[str, object]) -> list[Row]:
+        return self._autocommit.repeat(statement, values)[0]
+
+    def _one(self, statement: TextClause, id: Any, **values: object) -> tuple[JobState, JobState | None, bool]:
+        """The state of a job before and after ``statement``, and whether that may have been executed twice.
+
+        The state after is None if the statement did nothing.
+        """
+        rows, again = self._autocommit.repeat(statement, {"id": job_id(id), **values})
+        if not rows:
+            raise UnknownJob(f"there is no job {id}")
+        before, after = rows[0][0], rows[0][1]
+        return JobState(before), None if after is None else JobState(after), again
+
+    def _many(self, statement: TextClause, type: str | None, states: Iterable[JobState]) -> int:
+        """Execute ``statement`` for one batch after the other; how many jobs it has changed."""
+        newest = self._read(self._control.newest, {})[0][0]
+        values = {"type": None if type is None else job_type(type), "states": array(states), "last": newest or 0}
+        after = changed = 0
+        while True:
+            number, last, count, _ = self._batch(statement, {**values, "after": after})
+            changed += int(count)
+            if number < BATCH:
+                return changed
+            after = last
+
+    def _batch(self, statement: TextClause, values: Mapping[str, object]) -> Row:
+        for _ in range(TRIES):
+            try:
+                return self._read(statement, values)[0]
+            except IntegrityError as error:  # a job of one of their idempotency keys has been enqueued at this moment
+                refused = error
+        raise refused
+
+
+def _scope(type: str | None) -> str:
+    """The row of a pause."""
+    return "" if type is None else job_type(type)
