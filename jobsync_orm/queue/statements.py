@@ -14,7 +14,8 @@ for the next turn, and nothing stands still for it.
 | promote | due jobs (skip) | ready or not; any worker does it at the next turn |
 | rescue | jobs of dead nodes or past their deadline (skip) | done or not; any worker does it |
 | unblock | jobs whose last dependency has completed (skip) | done or not; any worker's next sweep does it |
-| survey, lost | nothing | nothing |
+| restamp | attempts under way of one worker (skip) | done or not; what is not is rescued |
+| survey, held, adopt, lost | nothing | nothing |
 
 How each finds its rows
 -----------------------
@@ -33,7 +34,9 @@ __all__ = ["DEADLINE_SLACK_SEC", "SESSION", "QueueStatements"]
 # Of the queue's own sessions.
 SESSION = (
     "SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_hashjoin = off;"
-    " SET enable_mergejoin = off; SET enable_material = off; SET jit = off"
+    " SET enable_mergejoin = off; SET enable_material = off; SET jit = off;"
+    # Nothing in these plans depends on the values, and planning a statement takes as long as running it for ten jobs.
+    " SET plan_cache_mode = force_generic_plan; SET client_encoding = 'UTF8'"
 )
 
 # An attempt may be written this much after its job's timeout, before another worker takes the job.
@@ -67,24 +70,25 @@ class QueueStatements:
         def collected(source: str) -> str:
             return f"SELECT coalesce(json_agg({row} ORDER BY ready_at, id), '[]') FROM {source}"
 
-        # $1 types, $2 priorities, $3 marks as microseconds since 1970, $4 ids of the marks: one lane each, the most
-        # urgent first. $5 how many jobs at most, $6 node, $7 its incarnation. A mark is the last row claimed of a lane:
-        # nothing before it is looked at, so that entries which a vacuum cannot remove yet are not stepped over again.
+        # $1 types, $2 priorities, $3 marks as microseconds since 1970, $4 ids of the marks, $5 how many jobs at most:
+        # one lane each, the most urgent first. $6 how many in all, $7 node, $8 its incarnation. A mark is the last row
+        # claimed of a lane: nothing before it is looked at, so that entries which a vacuum cannot remove yet are not
+        # stepped over again.
         # A node that is no member any more takes nothing.
         self.claim = f"""
             WITH lane AS (
-                SELECT l.* FROM unnest($1::text[], $2::int[], $3::bigint[], $4::bigint[])
-                    WITH ORDINALITY AS l (type, priority, at, id, n)
-                WHERE EXISTS (SELECT 1 FROM {node} WHERE name = $6::text AND incarnation = $7::uuid AND state <> 'away')
+                SELECT l.* FROM unnest($1::text[], $2::int[], $3::bigint[], $4::bigint[], $5::int[])
+                    WITH ORDINALITY AS l (type, priority, at, id, most, n)
+                WHERE EXISTS (SELECT 1 FROM {node} WHERE name = $7::text AND incarnation = $8::uuid AND state <> 'away')
                 ORDER BY n),
             picked AS (
                 SELECT j.ctid FROM lane CROSS JOIN LATERAL (
                     SELECT ctid FROM {job} j WHERE j.state = 'pending' AND j.key IS NULL
                         AND j.type = lane.type AND j.priority = lane.priority
                         AND (j.ready_at, j.id) > ({instant("lane.at")}, lane.id)
-                    ORDER BY j.ready_at, j.id LIMIT $5::int FOR UPDATE SKIP LOCKED) j
-                LIMIT $5::int),
-            taken AS ({take("picked", "$6::text", "$7::uuid")})
+                    ORDER BY j.ready_at, j.id LIMIT lane.most FOR UPDATE SKIP LOCKED) j
+                LIMIT $6::int),
+            taken AS ({take("picked", "$7::text", "$8::uuid")})
             {collected("taken")}"""
 
         # Arrays, one element per ended attempt: $1 ids, $2 attempts, $3 outcomes, $4 states the jobs go to, $5 results
@@ -184,8 +188,50 @@ class QueueStatements:
                 RETURNING j.id, j.type, j.priority, j.key IS NOT NULL AS keyed, j.state)
             SELECT coalesce(json_agg(json_build_array(id, type, priority, keyed, state)), '[]') FROM ready"""
 
-        # What is known of attempts whose settling changed nothing: [id, attempt, state], for those still there.
-        self.lost = (
-            f"SELECT coalesce(json_agg(json_build_array(id, attempt, state)), '[]') FROM {job}"
-            " WHERE id = ANY ($1::bigint[])"
+        # Of attempts whose settling changed nothing, $1 ids and $2 attempts: [id, attempt, whether the attempt is still
+        # under way, its outcome if that is written].
+        self.lost = f"""
+            SELECT coalesce(json_agg(json_build_array(e.id, e.attempt, j.id IS NOT NULL, a.outcome)), '[]')
+            FROM unnest($1::bigint[], $2::int[]) AS e (id, attempt)
+            LEFT JOIN {job} j ON j.id = e.id AND j.attempt = e.attempt AND j.deadline IS NOT NULL
+            LEFT JOIN {attempt} a ON a.job_id = e.id AND a.attempt = e.attempt"""
+
+        # Where there are jobs without a key: [type, priority, when the first of them became ready] for $1 types, and
+        # the time. From each priority it leaps to the next.
+        ready = f"SELECT priority, ready_at FROM {job} j WHERE j.state = 'pending' AND j.key IS NULL"
+        first = "ORDER BY j.type, j.priority, j.ready_at, j.id LIMIT 1"
+        self.survey = f"""
+            WITH RECURSIVE lane AS (
+                SELECT t.type, j.priority, j.ready_at FROM unnest($1::text[]) AS t (type)
+                    CROSS JOIN LATERAL ({ready} AND j.type = t.type {first}) j
+                UNION ALL
+                SELECT l.type, j.priority, j.ready_at FROM lane l
+                    CROSS JOIN LATERAL ({ready} AND j.type = l.type AND j.priority > l.priority {first}) j)
+            SELECT coalesce(json_agg(json_build_array(type, priority, {micros("ready_at")})), '[]'), {micros(NOW)}
+            FROM lane"""
+
+        # [id, attempt] of all attempts under way that bear the incarnation $1.
+        self.held = (
+            f"SELECT coalesce(json_agg(json_build_array(id, attempt)), '[]') FROM {job}"
+            " WHERE state = 'processing' AND incarnation = $1::uuid"
         )
+
+        # The jobs $1 among them, as a claim tells of them. For a claim whose answer was lost.
+        self.adopt = f"""
+            SELECT coalesce(json_agg({row} ORDER BY ready_at, id), '[]') FROM {job}
+            WHERE state = 'processing' AND incarnation = $2::uuid AND id = ANY ($1::bigint[])"""
+
+        # Attempts under way, $1 ids and $2 attempts, of a node $3 that has been taken for dead and has joined anew with
+        # the incarnation $4: those nobody has rescued yet go on. Returned: their ids.
+        self.restamp = f"""
+            WITH mine AS (
+                SELECT j.ctid FROM (SELECT * FROM unnest($1::bigint[], $2::int[]) AS e (id, attempt) ORDER BY 1) e
+                CROSS JOIN LATERAL (
+                    SELECT ctid FROM {job} j WHERE j.id = e.id AND j.attempt = e.attempt AND j.deadline IS NOT NULL
+                    FOR UPDATE SKIP LOCKED) j
+                WHERE EXISTS (SELECT 1 FROM {node} WHERE name = $3::text AND incarnation = $4::uuid AND state <> 'away')
+                ),
+            kept AS (
+                UPDATE {job} j SET incarnation = $4::uuid WHERE j.ctid = ANY (ARRAY(SELECT ctid FROM mine))
+                RETURNING j.id)
+            SELECT coalesce(json_agg(id), '[]') FROM kept"""
