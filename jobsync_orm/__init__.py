@@ -1,8 +1,8 @@
 """Share one PostgreSQL database between several workers, from SQLAlchemy.
 
 The public names; each module's docstring is its manual. The names of the ORM surface are imported when they are first
-used, so that a worker which only hashes tasks does not wait for ``sqlalchemy.orm`` when it starts; so is the module
-``jobsync_orm.migrate``.
+used, so that a worker which only hashes tasks does not wait for ``sqlalchemy.orm`` when it starts; so are those of the
+queue, and the module ``jobsync_orm.migrate``.
 """
 
 from importlib import import_module
@@ -34,6 +34,7 @@ from jobsync_orm.job import Job
 from jobsync_orm.tasks import Task
 
 if TYPE_CHECKING:
+    from jobsync_orm.models import JobPriority, JobState
     from jobsync_orm.orm import (
         OwnedQuerySession,
         OwnedSession,
@@ -44,20 +45,29 @@ if TYPE_CHECKING:
         owned_by,
         unfilter_session,
     )
+    from jobsync_orm.queue import Backoff, Discard, JobContext, JobQueue, Retry, Snooze
+    from jobsync_orm.worker import JobWorker
 
 __all__ = [
+    "Backoff",
     "Claim",
     "ClaimEnded",
     "ClaimRefused",
     "ClusterMismatch",
     "ConfigurationError",
     "CoordinationConfig",
+    "Discard",
     "FenceNotApplicable",
     "FilterNotApplicable",
     "InvalidPattern",
     "InvalidPosition",
     "InvalidTaskId",
     "Job",
+    "JobContext",
+    "JobPriority",
+    "JobQueue",
+    "JobState",
+    "JobWorker",
     "JobsyncError",
     "LockConflict",
     "LockNotAcquired",
@@ -67,9 +77,11 @@ __all__ = [
     "OwnedSession",
     "OwnershipLost",
     "RebalanceEvent",
+    "Retry",
     "RevokeEvent",
     "SchemaNotReady",
     "ShardedQuery",
+    "Snooze",
     "Task",
     "TokenOwned",
     "UnstableTaskId",
@@ -79,15 +91,23 @@ __all__ = [
     "unfilter_session",
 ]
 
-_ORM = {
-    "OwnedQuerySession",
-    "OwnedSession",
-    "ShardedQuery",
-    "TokenOwned",
-    "enable_sqlite",
-    "filter_session",
-    "owned_by",
-    "unfilter_session",
+_ELSEWHERE = {
+    **dict.fromkeys(
+        (
+            "OwnedQuerySession",
+            "OwnedSession",
+            "ShardedQuery",
+            "TokenOwned",
+            "enable_sqlite",
+            "filter_session",
+            "owned_by",
+            "unfilter_session",
+        ),
+        "jobsync_orm.orm",
+    ),
+    **dict.fromkeys(("JobPriority", "JobState"), "jobsync_orm.models"),
+    **dict.fromkeys(("Backoff", "Discard", "JobContext", "JobQueue", "Retry", "Snooze"), "jobsync_orm.queue"),
+    "JobWorker": "jobsync_orm.worker",
 }
 
 
@@ -98,8 +118,6 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     if name == "migrate":
         return import_module("jobsync_orm.migrate")
-    if name in _ORM:
-        from jobsync_orm import orm
-
-        return getattr(orm, name)
+    if name in _ELSEWHERE:
+        return getattr(import_module(_ELSEWHERE[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -60,6 +60,9 @@ def parse_array(text: str | None) -> list[int]:
     return list(map(int, text[1:-1].split(",")))
 
 
+# No such prepared statement (somebody has sent DISCARD ALL), or its tables have changed so that it must be made anew.
+_STALE: Final = {"26000", "0A000"}
+
 # poll, not select: an application may have more than 1,024 descriptors open.
 _READ: Final = select.POLLIN | select.POLLPRI
 
@@ -70,6 +73,18 @@ def _poll(watch: list[tuple[int, int]], seconds: float) -> dict[int, int]:
     for descriptor, events in watch:
         poller.register(descriptor, events)
     return dict(poller.poll(seconds * 1000))
+
+
+def _encoded(params: Iterable[Param]) -> list[bytes | None]:
+    """Values as the text that PostgreSQL reads."""
+    return [
+        None
+        if p is None
+        else (b"t" if p else b"f")
+        if isinstance(p, bool)
+        else (p if isinstance(p, str) else str(p)).encode()
+        for p in params
+    ]
 
 
 class Session:
@@ -98,7 +113,9 @@ class Session:
         self._tick_sec = tick_sec
         self._setup = setup
         self._connection: Any = None
-        self._heard: set[str] = set()
+        self._heard: dict[str, set[str]] = {}
+        self._prepared: dict[str, bytes] = {}
+        self.payloads: dict[str, set[str]] = {}  # what came with the notifications that were heard last, by channel
         self.pid = 0
         self.pooled = False
 
@@ -132,7 +149,8 @@ class Session:
     def close(self) -> None:
         """Close the connection, if there is one."""
         connection, self._connection = self._connection, None
-        self._heard.clear()
+        self._heard = {}
+        self._prepared.clear()
         if connection is not None:
             with contextlib.suppress(Exception):
                 connection.close()
@@ -165,9 +183,24 @@ class Session:
         StatementFailed
             The server refused.
         """
-        values = [None if p is None else ("t" if p else "f") if isinstance(p, bool) else str(p) for p in params]
-        data = [None if v is None else v.encode() for v in values]
+        data = _encoded(params)
         return self._run(lambda pg: pg.send_query_params(sql.encode(), data), timeout)
+
+    def prepared(self, sql: str, *params: Param, timeout: float) -> list[Row]:
+        """The same for a statement that is sent often: it is parsed once per connection."""
+        data = _encoded(params)
+        name = self._prepared.get(sql)
+        if name is None:
+            name = b"jobsync_%d" % len(self._prepared)
+            self._run(lambda pg: pg.send_prepare(name, sql.encode()), timeout)
+            self._prepared[sql] = name
+        try:
+            return self._run(lambda pg: pg.send_query_prepared(name, data), timeout)
+        except StatementFailed as failed:
+            if failed.sqlstate in _STALE:
+                self.close()
+                raise SessionLost(f"the server has forgotten a prepared statement: {failed}") from failed
+            raise
 
     def _run(self, send: Callable[[Any], None], timeout: float) -> list[Row]:
         if self._connection is None:
@@ -227,7 +260,7 @@ class Session:
             self._on_look(looked_at)
 
     def _hear(self, notification: Any) -> None:
-        self._heard.add(notification.relname.decode())
+        self._heard.setdefault(notification.relname.decode(), set()).add(notification.extra.decode("utf-8", "replace"))
 
     def _collect(self, pg: Any) -> None:
         while (notification := pg.notifies()) is not None:
@@ -268,5 +301,12 @@ class Session:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_fd, 4096)
             if self._heard or woken or left <= 0:
-                heard, self._heard = self._heard, set()
-                return heard
+                return self.heard()
+
+    def heard(self) -> set[str]:
+        """Channels heard since the last call of this or of ``wait``, without looking at the connection.
+
+        Their payloads are in ``payloads`` until the next call.
+        """
+        self.payloads, self._heard = self._heard, {}
+        return set(self.payloads)

@@ -121,6 +121,7 @@ class Statements:
 
         # -- the advisory lock that tells a crash at once ------------------------------------------------------
         self.lock_node = f"SELECT pg_catalog.pg_try_advisory_lock({key('$1::text')})"
+        self.any_session_holds = f"SELECT {held('$1::text', 'l.pid')}"
         self.drop_old_session = f"SELECT pg_catalog.pg_terminate_backend($2::int) WHERE {held('$1::text', '$2::int')}"
 
         # -- membership -----------------------------------------------------------------------------------------

@@ -186,6 +186,12 @@ class Life:
             return True
         return self._coordinator is not None and self._coordinator.state not in ("new", "stopped")
 
+    @property
+    def incarnation(self) -> str:
+        """This life of the node in its cluster, a UUID; another one after the node was taken for dead and has joined
+        anew. Empty while it is no member, and in standalone mode."""
+        return "" if self._coordinator is None else self._coordinator.incarnation
+
     def _running(self) -> Coordinator:
         if self._coordinator is None:
             raise NotRunning(f"{self.node_name} has not been started: use `with Job(...) as job:` or job.start()")

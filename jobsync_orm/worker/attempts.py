@@ -1,0 +1,95 @@
+"""An attempt on its way through a worker, and what runs it.
+
+The pump claims a job, makes an :class:`Attempt` of it and submits it to the :class:`Executor` of its handler's kind.
+The executor reports how it ended, and the pump writes that down.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jobsync_orm.queue.jobs import ClaimedJob, Ending
+
+__all__ = ["Attempt", "Executor", "Report", "Why"]
+
+Why = Literal["timeout", "cancelled", "lost"]
+
+
+class Attempt:
+    """One claimed job in this process.
+
+    Attributes
+    ----------
+    job : ClaimedJob
+        What is to be done.
+    handler : Handler
+        What does it.
+    context : JobContext
+        What the handler is given.
+    claimed_at : float
+        ``time.monotonic()`` when the claim's answer was there.
+    began_at : float or None
+        ``time.monotonic()`` when the handler was called; None as long as it waits for a slot.
+    over : bool
+        Whether its first report has been taken: what is reported later is ignored. Written by the pump only.
+    """
+
+    __slots__ = ("began_at", "claimed_at", "context", "handler", "job", "over")
+
+    def __init__(self, job: ClaimedJob, handler: Any, context: Any, claimed_at: float) -> None:
+        self.job = job
+        self.handler = handler
+        self.context = context
+        self.claimed_at = claimed_at
+        self.began_at: float | None = None
+        self.over = False
+
+    def ran_since(self) -> float:
+        """When it began; for one that has not, when it was claimed."""
+        return self.claimed_at if self.began_at is None else self.began_at
+
+    def age(self) -> float:
+        """Seconds since it was claimed."""
+        return time.monotonic() - self.claimed_at
+
+
+if TYPE_CHECKING:
+    Report = Callable[[Attempt, Ending], None]
+else:
+    Report = object
+
+
+class Executor(Protocol):
+    """Runs attempts of one kind of handler. All calls but the constructor come from the pump's thread.
+
+    Its constructor is given a ``report``, to be called once for each attempt when it has ended, from any thread: it
+    never blocks nor raises. An attempt must be counted as ended in ``free`` before it is reported.
+    """
+
+    slots: int
+    """How many attempts it runs at once."""
+
+    def start(self) -> None:
+        """Get ready."""
+
+    def free(self) -> int:
+        """``slots`` less the attempts submitted and not ended: negative if some wait for a slot."""
+
+    def submit(self, attempt: Attempt) -> None:
+        """Run it as soon as there is a slot. Never blocks."""
+
+    def withdraw(self) -> list[Attempt]:
+        """Give back all that wait for a slot; they are not run, and not reported."""
+
+    def give_up(self, attempt: Attempt, why: Why) -> None:
+        """End it if it runs, or see to it that its end does not matter: its slot is free for another one.
+
+        ``timeout`` and ``cancelled`` are reported as such; ``lost`` is not, somebody else has the job.
+        """
+
+    def stop(self, grace_sec: float) -> None:
+        """Take nothing more, and wait ``grace_sec`` for what runs. Nothing waits for a slot any more."""

@@ -1,0 +1,602 @@
+"""The one background loop of a worker: one thread, one connection.
+
+Each turn writes how attempts ended, does the maintenance that is due, and claims what there is room for; if there is
+nothing to do it waits, for a notification, for an executor's report, or for the next thing that is due. A statement
+that fails gives up its part of that turn, never the loop; a broken connection is made anew for as long as the worker
+runs. Attempts under way go on meanwhile, and their ends are kept. Nothing of the user's runs here.
+
+What the loop's process holds, it holds as rows that say so, never as open transactions: paused for a minute at any
+point it finds, when it goes on, that its attempts are still its own, or that each of its writes changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from jobsync_orm.coordinator.session import Session, SessionLost, StatementFailed, array
+from jobsync_orm.coordinator.waker import Waker
+from jobsync_orm.models.states import AttemptOutcome, JobState
+from jobsync_orm.queue.context import CancelFlag, JobContext
+from jobsync_orm.queue.jobs import ClaimedJob, Ending, claimed
+from jobsync_orm.queue.statements import SESSION
+from jobsync_orm.worker.attempts import Attempt, Executor
+from jobsync_orm.worker.finishing import Finishing
+from jobsync_orm.worker.lanes import Lanes
+from jobsync_orm.worker.room import Room
+
+if TYPE_CHECKING:
+    from jobsync_orm.queue import Handler, JobQueue
+
+__all__ = ["Counters", "Duty", "Pump"]
+
+logger = logging.getLogger("jobsync_orm")
+
+# A server that has not answered by now is asked again on a new connection.
+ANSWER_SEC = 10.0
+
+# Between looks at the connection while waiting.
+TICK_SEC = 1.0
+
+RECONNECT_FIRST_SEC, RECONNECT_MOST_SEC = 0.05, 1.0
+
+# What failed is tried again after this time.
+FAILED_SEC = 0.5
+
+# A survey takes this share of the time at most.
+SURVEY_SHARE = 20
+
+# Jobs taken in advance go back when they have waited for a slot this long. How often that is looked at.
+STALE_SEC, STALE_LOOK_SEC = 1.0, 0.25
+
+# After a new connection: when to look for jobs that a claim took whose answer was lost. The server may go on with a
+# statement for a while after its client has left.
+ADOPT_SEC = (0.0, 1.0, 5.0, ANSWER_SEC, 30.0)
+
+# Longest that a worker that stops tries to reach a database that does not answer, to write down its last attempts.
+LEAVE_SEC = 5.0
+
+
+class Duty(Protocol):
+    """Something the pump does now and then, in its thread and on its connection."""
+
+    def due_at(self) -> float:
+        """When it is to run next; ``time.monotonic()``."""
+
+    def run(self, session: Session) -> None:
+        """Do it. What it raises is logged, and it is tried again after half a second."""
+
+    def woken(self, payloads: set[str]) -> None:
+        """These notifications have come on the queue's channel."""
+
+
+class Counters:
+    """What this worker has done since it started."""
+
+    __slots__ = ("claimed", "claimed_at", "completed", "failed", "lost", "reconnects", "released")
+
+    def __init__(self) -> None:
+        self.claimed = self.completed = self.failed = self.released = self.lost = self.reconnects = 0
+        self.claimed_at: float | None = None  # time.monotonic() of the last claim that was answered
+
+
+class Pump:
+    """Claims jobs, submits them, and writes how they ended.
+
+    Parameters
+    ----------
+    queue : JobQueue
+        Whose jobs.
+    node_name : str
+        This worker.
+    incarnation : callable
+        This life of the node in its cluster, or an empty text while it is no member.
+    handlers : mapping
+        Type -> handler, of the types to run.
+    batch : int
+        Most jobs of one statement.
+    poll_sec : float
+        Seconds between looks for jobs of which no notification told.
+    """
+
+    def __init__(
+        self,
+        queue: JobQueue,
+        node_name: str,
+        incarnation: Callable[[], str],
+        handlers: Mapping[str, Handler],
+        *,
+        batch: int,
+        poll_sec: float,
+    ) -> None:
+        self.queue = queue
+        self.node_name = node_name
+        self.handlers = dict(handlers)
+        self.executors: dict[str, Executor] = {}
+        self.duties: list[Duty] = []
+        self.paused: set[str] = set()
+        """Types not to be claimed; the empty text stands for all."""
+        self.counters = Counters()
+        self.under_way: dict[tuple[int, int], Attempt] = {}
+        """Attempts that are claimed and not written down yet, the oldest first, by job id and attempt."""
+        self.waiting: set[int] = set()
+        """Ids of jobs that waited for one that has completed since."""
+        self.room = Room(batch)
+        self.turned_at = time.monotonic()
+        """When the last turn went through without a failure."""
+        self.incarnation = ""
+        """That which the attempts under way bear in the database."""
+        self._incarnation = incarnation
+        self._sql = queue.statements
+        self._batch = batch
+        self._poll_sec = poll_sec
+        self._lanes = Lanes(queue.ageing_sec)
+        self._finishing = Finishing(self._sql, batch, ANSWER_SEC, self._lost)
+        self._reports: deque[tuple[Attempt, Ending]] = deque()
+        self._asleep = False
+        self._waker = Waker()
+        self._session = Session(
+            queue.config.connection_pool(), self._waker.descriptor, _no_look, TICK_SEC, self._setup()
+        )
+        self._clock_offset = 0.0  # the database's clock less time.monotonic(), in microseconds
+        self._survey_at = 0.0
+        self._survey_not_before = 0.0
+        self._stale_at = 0.0
+        self._adopt_at: list[float] = []
+        self._not_before: dict[Any, float] = {}
+        self._claim_not_before = 0.0
+        self._draining = threading.Event()
+        self._drain_until = math.inf
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"jobsync-pump-{node_name}"[:40], daemon=True)
+
+    def _setup(self) -> str:
+        return f'{SESSION}; LISTEN "{self.queue.names.queue_channel}"'
+
+    # -- for other threads -------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the executors and the loop."""
+        for executor in self.executors.values():
+            executor.start()
+        self._thread.start()
+
+    def drain(self, grace_sec: float) -> None:
+        """Claim nothing more; end when all attempts are over, or after ``grace_sec``. A second call may shorten it."""
+        self._drain_until = min(self._drain_until, time.monotonic() + grace_sec)
+        self._draining.set()
+        self.wake()
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait until the loop has ended."""
+        return self._ended.wait(timeout)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the loop runs."""
+        return self._thread.is_alive()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection that has shown no sign of a break."""
+        return self._session.is_open
+
+    @property
+    def lost(self) -> int:
+        """How many attempts ended too late."""
+        return self._finishing.lost
+
+    def wake(self) -> None:
+        """Make the loop look up."""
+        self._waker.wake()
+
+    def report(self, attempt: Attempt, ending: Ending) -> None:
+        """An attempt has ended. The first report of each counts."""
+        self._reports.append((attempt, ending))
+        if self._asleep:
+            self._asleep = False
+            self._waker.wake()
+
+    # -- for duties, in the pump's thread ----------------------------------------------------------------------
+
+    def look_again(self, type: str, priority: int) -> None:
+        """There may be jobs of this type and priority that no claim has seen."""
+        if type in self.handlers:
+            self._lanes.look_again(type, priority, int(time.monotonic() * 1e6 + self._clock_offset))
+
+    def survey_soon(self) -> None:
+        """Look everywhere."""
+        self._survey_at = min(self._survey_at, self._survey_not_before)
+
+    def rooms(self) -> dict[str, int]:
+        """For each kind of executor how many jobs it may be given now, without those taken in advance."""
+        return {kind: executor.free() for kind, executor in self.executors.items()}
+
+    def submit(self, jobs: Iterable[ClaimedJob], incarnation: str) -> None:
+        """Run jobs that were claimed for this worker under ``incarnation``."""
+        handlers, executors, queue, name = self.handlers, self.executors, self.queue, self.node_name
+        now = time.monotonic()
+        many = 0
+        for job in jobs:
+            handler = handlers[job.type]
+            attempt = Attempt(job, handler, JobContext(queue, job, name, CancelFlag()), now)
+            self.under_way[job.id, job.attempt] = attempt
+            executors[handler.kind].submit(attempt)
+            many += 1
+        self.counters.claimed += many
+        self.counters.claimed_at = now
+
+    def give_up(self, attempt: Attempt, why: Any) -> None:
+        """End an attempt that should not run any more."""
+        if why == "lost":  # nothing that it reports matters
+            attempt.over = True
+            self.under_way.pop((attempt.job.id, attempt.job.attempt), None)
+        self.executors[attempt.handler.kind].give_up(attempt, why)
+
+    def release(self, attempts: Iterable[Attempt]) -> None:
+        """Give jobs back that have not begun, or are not waited for any longer."""
+        now = time.monotonic()
+        for attempt in attempts:
+            job = attempt.job
+            began = attempt.ran_since()
+            released = Ending(job.id, job.attempt, AttemptOutcome.RELEASED, JobState.PENDING, began, now)
+            self._reports.append((attempt, released))
+
+    # -- the loop ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        backoff = RECONNECT_FIRST_SEC
+        try:
+            while not self._is_done():
+                try:
+                    if not self._session.is_open:
+                        self._connect()
+                    self._turn()
+                    self.turned_at = time.monotonic()
+                    backoff = RECONNECT_FIRST_SEC
+                    continue
+                except SessionLost as lost:
+                    self._session.close()
+                    logger.warning("%s: the queue's connection: %s; reconnecting", self.node_name, lost)
+                except StatementFailed as failed:
+                    logger.warning("%s: %s; trying again", self.node_name, failed)
+                    backoff = max(backoff, FAILED_SEC)
+                except Exception:
+                    # A defect of ours must not end the writing down of what has been done.
+                    logger.exception("%s: this turn of the queue's loop failed; trying again", self.node_name)
+                    backoff = max(backoff, FAILED_SEC)
+                self._take_reports()
+                self._sleep(backoff * random.uniform(0.5, 1.0))
+                backoff = min(2 * backoff, RECONNECT_MOST_SEC)
+            self._leave()
+        except BaseException:
+            logger.exception("%s: the queue's loop has failed", self.node_name)
+        finally:
+            self._session.close()
+            self._waker.close()
+            self._ended.set()
+
+    def _connect(self) -> None:
+        self._session.open()
+        self.counters.reconnects += 1
+        # What happened meanwhile, nobody has told.
+        self._survey_at = self._survey_not_before = 0.0
+        now = time.monotonic()
+        self._adopt_at = [now + sec for sec in ADOPT_SEC]
+        for duty in self.duties:
+            duty.woken({""})
+
+    def _turn(self) -> None:
+        session = self._session
+        self._hear(session.heard())
+        self._take_reports()
+        self._check_incarnation()
+        while self._finishing.due_at() <= time.monotonic():
+            self._write()
+            self._take_reports()
+            if not self._draining.is_set():
+                break
+        self._do_duties()
+        if not self._draining.is_set():
+            self._survey()
+            self._claim_all()
+            self._give_back_stale()
+        else:
+            self._give_back_unbegun()
+        self._wait()
+
+    def _hear(self, channels: set[str]) -> None:
+        if not channels:
+            return
+        payloads = self._session.payloads.get(self.queue.names.queue_channel)
+        if not payloads:
+            return
+        for payload in payloads:
+            try:
+                found = json.loads(payload) if payload else None
+            except ValueError:
+                found = None
+            if isinstance(found, dict):  # for the duties
+                continue
+            if not isinstance(found, list):
+                self.survey_soon()
+                continue
+            for entry in found:
+                type, priority, keyed = entry
+                if not keyed:
+                    self.look_again(type, priority)
+        for duty in self.duties:
+            duty.woken(payloads)
+
+    def _take_reports(self) -> None:
+        reports = self._reports
+        if not reports:
+            return
+        ended: list[tuple[Attempt, Ending]] = []
+        while reports:
+            report = reports.popleft()
+            attempt = report[0]
+            if not attempt.over:
+                attempt.over = True
+                ended.append(report)
+        self.room.learn([(a.job.type, e.ended_at - e.began_at) for a, e in ended if e.outcome != "released"])
+        self._finishing.add(ended)
+
+    def _lost(self, attempt: Attempt) -> None:
+        """Its job turned out to be somebody else's."""
+        self.under_way.pop((attempt.job.id, attempt.job.attempt), None)
+        self.counters.lost += 1
+
+    def _write(self) -> None:
+        done, waiting = self._finishing.write(self._session)
+        under_way, counters = self.under_way, self.counters
+        completed = 0
+        for attempt, ending in done:
+            under_way.pop((ending.job_id, ending.attempt), None)
+            outcome = ending.outcome
+            if outcome is AttemptOutcome.COMPLETED:
+                completed += 1
+            elif outcome is AttemptOutcome.RELEASED:
+                counters.released += 1
+                self.look_again(attempt.job.type, attempt.job.priority)
+            elif outcome in (AttemptOutcome.FAILED, AttemptOutcome.TIMEOUT, AttemptOutcome.DISCARDED):
+                counters.failed += 1
+        counters.completed += completed
+        if waiting:
+            self.waiting.update(waiting)
+
+    def _check_incarnation(self) -> None:
+        """See whether this node has been taken for dead and has joined anew: its attempts then bear another life's
+        name, and whoever looks for jobs of dead nodes takes them."""
+        now_called = self._incarnation()
+        if now_called == self.incarnation or not now_called:
+            return
+        if self.incarnation and self.under_way:
+            self._restamp(now_called)
+        self.incarnation = now_called
+        self._survey_at = 0.0
+
+    def _restamp(self, incarnation: str) -> None:
+        attempts = [attempt for attempt in self.under_way.values() if not attempt.over]
+        ids, numbers = array(a.job.id for a in attempts), array(a.job.attempt for a in attempts)
+        ((answer,),) = self._session.execute(
+            self._sql.restamp, ids, numbers, self.node_name, incarnation, timeout=ANSWER_SEC
+        )
+        kept = set(json.loads(answer or "[]"))
+        missing = [attempt for attempt in attempts if attempt.job.id not in kept]
+        logger.warning(
+            "%s has joined anew: of %d attempts under way %d go on", self.node_name, len(attempts), len(kept)
+        )
+        if not missing:
+            return
+        ids, numbers = array(a.job.id for a in missing), array(a.job.attempt for a in missing)
+        ((answer,),) = self._session.execute(self._sql.lost, ids, numbers, timeout=ANSWER_SEC)
+        held = {id for id, _, under_way, _ in json.loads(answer or "[]") if under_way}
+        if held:
+            # Somebody's transaction holds the row: its own, perhaps, that is about to commit.
+            raise StatementFailed("attempts under way are held by a transaction", "55P03")
+        for attempt in missing:
+            self.give_up(attempt, "lost")
+
+    def _do_duties(self) -> None:
+        for duty in self.duties:
+            now = time.monotonic()
+            if now < max(duty.due_at(), self._not_before.get(duty, 0.0)):
+                continue
+            try:
+                duty.run(self._session)
+                self._not_before.pop(duty, None)
+            except SessionLost:
+                raise
+            except Exception as error:
+                self._not_before[duty] = time.monotonic() + FAILED_SEC
+                if isinstance(error, StatementFailed):
+                    logger.warning("%s: %s: %s; trying again", self.node_name, type(duty).__name__, error)
+                else:
+                    logger.exception("%s: %s failed; trying again", self.node_name, type(duty).__name__)
+        if self._adopt_at and time.monotonic() >= self._adopt_at[0]:
+            self._adopt()
+
+    def _adopt(self) -> None:
+        """Run what this node holds and does not know of: jobs of a claim whose answer was lost."""
+        if not self.incarnation or self._draining.is_set():
+            self._adopt_at = []
+            return
+        del self._adopt_at[0]
+        session, incarnation = self._session, self.incarnation
+        ((answer,),) = session.execute(self._sql.held, incarnation, timeout=ANSWER_SEC)
+        unknown = [id for id, attempt in json.loads(answer or "[]") if (id, attempt) not in self.under_way]
+        if unknown:
+            ((answer,),) = session.execute(self._sql.adopt, array(unknown), incarnation, timeout=ANSWER_SEC)
+            jobs = [job for job in claimed(answer) if (job.id, job.attempt) not in self.under_way]
+            logger.warning("%s: %d jobs were claimed by a statement whose answer was lost", self.node_name, len(jobs))
+            self.submit([job for job in jobs if job.type in self.handlers], incarnation)
+
+    def _survey(self) -> None:
+        began = time.monotonic()
+        if began < self._survey_at:
+            return
+        ((answer, clock),) = self._session.prepared(self._sql.survey, array(self.handlers), timeout=ANSWER_SEC)
+        now = time.monotonic()
+        self._lanes.surveyed([(type, priority, at) for type, priority, at in json.loads(answer or "[]")])
+        self._clock_offset = int(clock or 0) - now * 1e6
+        self._survey_not_before = now + SURVEY_SHARE * (now - began)
+        self._survey_at = max(now + self._poll_sec, self._survey_not_before)
+
+    def _allowed(self, kind: str, executor: Executor) -> dict[str, int]:
+        """How many jobs to claim for an executor, by type. Empty if there is nothing to claim."""
+        free = executor.free()
+        allowed: dict[str, int] = {}
+        for type, handler in self.handlers.items():
+            if handler.kind != kind or type in self.paused:
+                continue
+            ahead = self.room.ahead(type, executor.slots)
+            # Not one by one: each claim is a commit.
+            if free > 0 or free + ahead > ahead // 2:
+                allowed[type] = min(self._batch, free + ahead)
+        return {type: many for type, many in allowed.items() if many > 0}
+
+    def _claim_all(self) -> None:
+        if not self.incarnation or "" in self.paused or time.monotonic() < self._claim_not_before:
+            return
+        for kind, executor in self.executors.items():
+            allowed = self._allowed(kind, executor)
+            if allowed:
+                try:
+                    self._claim(allowed)
+                except StatementFailed:
+                    self._claim_not_before = time.monotonic() + FAILED_SEC
+                    raise
+
+    def _claim(self, allowed: dict[str, int]) -> None:
+        began = time.monotonic()
+        walks = self._lanes.plan(allowed, began)
+        if not walks:
+            return
+        most = max(walk.most for walk in walks)
+        incarnation = self.incarnation
+        ((answer,),) = self._session.prepared(
+            self._sql.claim,
+            array([walk.lane.type for walk in walks]),
+            array([walk.lane.priority for walk in walks]),
+            array([walk.mark[0] for walk in walks]),
+            array([walk.mark[1] for walk in walks]),
+            array([walk.most for walk in walks]),
+            most,
+            self.node_name,
+            incarnation,
+            timeout=ANSWER_SEC,
+        )
+        jobs = claimed(answer)
+        if jobs:
+            self.submit(jobs, incarnation)
+        else:
+            self.counters.claimed_at = time.monotonic()
+        self._lanes.claimed(walks, jobs, most, began, time.monotonic())
+
+    def _give_back_stale(self) -> None:
+        """Jobs taken in advance whose slots turned out to be busy for longer are for other workers."""
+        now = time.monotonic()
+        if now < self._stale_at:
+            return
+        self._stale_at = now + STALE_LOOK_SEC
+        stale = {
+            attempt.handler.kind
+            for attempt in list(self.under_way.values())
+            if attempt.began_at is None and not attempt.over and now - attempt.claimed_at > STALE_SEC
+        }
+        for kind in stale:
+            attempts = self.executors[kind].withdraw()
+            for type in {attempt.job.type for attempt in attempts}:
+                self.room.stalled(type, STALE_SEC)
+            self.release(attempts)
+
+    def _give_back_unbegun(self) -> None:
+        for executor in self.executors.values():
+            self.release(executor.withdraw())
+
+    def _wait(self) -> None:
+        due = self._due_at()
+        if due <= time.monotonic():
+            return
+        self._asleep = True
+        try:
+            # A report between the look and the wait finds the flag set, and wakes.
+            seconds = 0.0 if self._reports else max(0.0, due - time.monotonic())
+            self._hear(self._session.wait(min(seconds, self._poll_sec)))
+        finally:
+            self._asleep = False
+
+    def _due_at(self) -> float:
+        """When there is something to do, unless a notification or a report comes first."""
+        if self._reports:
+            return 0.0
+        due = [self._finishing.due_at(), self._drain_until]
+        due += [max(duty.due_at(), self._not_before.get(duty, 0.0)) for duty in self.duties]
+        due += self._adopt_at[:1]
+        if not self._draining.is_set():
+            due += [self._survey_at]
+            if self.under_way:
+                due.append(self._stale_at)
+            if self.incarnation and "" not in self.paused:
+                for kind, executor in self.executors.items():
+                    allowed = self._allowed(kind, executor)
+                    if allowed:
+                        due.append(max(self._lanes.due_at(allowed), self._claim_not_before))
+        return min(due)
+
+    def _sleep(self, seconds: float) -> None:
+        """Wait without a connection."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0 and not self._is_done():
+            time.sleep(min(left, 0.05))
+
+    # -- the end -----------------------------------------------------------------------------------------------
+
+    def _is_done(self) -> bool:
+        """Whether there is nothing left to wait for."""
+        if not self._draining.is_set():
+            return False
+        return time.monotonic() >= self._drain_until or not (self.under_way or self._reports)
+
+    def _leave(self) -> None:
+        """Give back what has not ended, and write everything down."""
+        self._give_back_unbegun()
+        self._take_reports()
+        unfinished = [attempt for attempt in self.under_way.values() if not attempt.over]
+        for attempt in unfinished:
+            attempt.context.cancelled.set("stopping")
+        self.release(unfinished)
+        until = time.monotonic() + LEAVE_SEC
+        while True:
+            self._take_reports()
+            if not len(self._finishing):
+                return
+            try:
+                if not self._session.is_open:
+                    self._session.open()
+                if self._finishing.due_at() <= time.monotonic():
+                    self._write()
+                else:
+                    time.sleep(0.02)
+            except (SessionLost, StatementFailed) as error:
+                logger.warning("%s: %s while stopping; trying again", self.node_name, error)
+                time.sleep(RECONNECT_FIRST_SEC)
+            if time.monotonic() > until:
+                break
+        logger.warning(
+            "%s: how %d attempts ended could not be written down: they will be taken for dead, and run again",
+            self.node_name,
+            len(self._finishing),
+        )
+
+
+def _no_look(at: float) -> None:
+    """A queue's connection proves nothing about ownership."""

@@ -1,0 +1,308 @@
+"""The worker that a user starts."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from jobsync_orm.coordinator.session import SessionLost
+from jobsync_orm.exceptions import ConfigurationError, NodeNameInUse, NotRunning
+from jobsync_orm.job import Job
+from jobsync_orm.worker.names import FreeName
+from jobsync_orm.worker.pump import LEAVE_SEC, Pump
+from jobsync_orm.worker.threads import ThreadExecutor
+
+if TYPE_CHECKING:
+    from jobsync_orm.queue import Handler, JobQueue
+
+__all__ = ["JobWorker"]
+
+logger = logging.getLogger("jobsync_orm")
+
+# Jobs that have a worker: two workers of one node could not tell their attempts apart.
+_taken: weakref.WeakSet[Job] = weakref.WeakSet()
+_guard = threading.Lock()
+
+# Longest a worker tries to reach its database when it starts.
+ENTER_SEC = 120.0
+
+
+class JobWorker:
+    """Runs the jobs of a queue: ``JobWorker(queue, concurrency=8).run()``.
+
+    Parameters
+    ----------
+    queue : JobQueue
+        Whose jobs; its handlers have been registered.
+    concurrency : int
+        How many jobs run at once in threads.
+    job : Job, optional
+        The running node of the cluster that this worker is. None makes one for as long as the worker runs.
+    node_name : str, optional
+        Name of the node to make. None takes the first of ``{hostname}-1``, ``{hostname}-2``, ... that nobody has, so
+        that a worker started again after a crash takes over what it left.
+    types : iterable of str, optional
+        The types to run. None runs all that have a handler.
+    batch : int
+        Most jobs of one statement, and most that are taken in advance.
+    poll_sec : float
+        Seconds between looks for jobs of which no notification told.
+    grace_sec : float
+        Seconds that stopping waits for what runs. What is left then is given back, and does not count as a failure.
+
+    Raises
+    ------
+    ConfigurationError
+        A value out of range, or ``job`` and ``node_name`` both given.
+    UnknownJobType
+        One of ``types`` has no handler.
+    """
+
+    def __init__(
+        self,
+        queue: JobQueue,
+        concurrency: int = 8,
+        *,
+        job: Job | None = None,
+        node_name: str | None = None,
+        types: Iterable[str] | None = None,
+        batch: int = 1000,
+        poll_sec: float = 1.0,
+        grace_sec: float = 30,
+    ) -> None:
+        _check_whole("concurrency", concurrency, 10_000)
+        _check_whole("batch", batch, 10_000)
+        _check_seconds("poll_sec", poll_sec, 0.01)
+        _check_seconds("grace_sec", grace_sec, 0)
+        if job is not None and node_name is not None:
+            raise ConfigurationError("give job or node_name, not both: the job has a name")
+        if isinstance(types, str):
+            raise ConfigurationError(f"types={types!r} must be a list of types, not one text")
+        self.queue = queue
+        self.concurrency = concurrency
+        self._types = None if types is None else tuple(types)
+        for type in self._types or ():
+            queue.handler_of(type)
+        self._given = job
+        self._node_name = node_name
+        self._batch = batch
+        self._poll_sec = poll_sec
+        self._grace_sec = grace_sec
+        self._lifecycle = threading.RLock()
+        self._job: Job | None = None
+        self._pump: Pump | None = None
+        self._stopping = threading.Event()
+        self._stopped = False
+        self._pid = os.getpid()
+
+    def register_handler(self, type: str, function: Callable[..., Any], **options: Any) -> None:
+        """The same as ``queue.register``, before the worker starts.
+
+        Raises
+        ------
+        NotRunning
+            It has been started: it would not run jobs of this type.
+        """
+        if self._pump is not None:
+            raise NotRunning(f"register the handler of {type!r} before the worker is started")
+        self.queue.register(type, function, **options)
+
+    @property
+    def node_name(self) -> str | None:
+        """Name of this worker's node; None until it has started, if it was not given one."""
+        return self._job.node_name if self._job is not None else self._node_name
+
+    @property
+    def job(self) -> Job:
+        """The node that this worker is.
+
+        Raises
+        ------
+        NotRunning
+            It has not been started.
+        """
+        if self._job is None:
+            raise NotRunning("this worker has not been started: use worker.run() or worker.start()")
+        return self._job
+
+    @property
+    def is_running(self) -> bool:
+        """Whether jobs are claimed and run."""
+        return self._pump is not None and self._pump.is_alive and not self._stopping.is_set()
+
+    def start(self) -> Self:
+        """Join the cluster and begin to run jobs. Returns at once; see :meth:`run`.
+
+        Raises
+        ------
+        ConfigurationError
+            No handler is registered, or ``job`` has a worker already.
+        NotRunning
+            It has been started before, or ``job`` does not run.
+        TimeoutError, NodeNameInUse, ClusterMismatch, SchemaNotReady, PooledConnection
+            See :meth:`Job.start() <jobsync_orm.Job.start>`.
+        """
+        with self._lifecycle:
+            if self._pump is not None or self._stopped:
+                raise NotRunning("this worker has been started or stopped before; make a new JobWorker")
+            handlers = self._handlers()
+            self._pid = os.getpid()
+            self._job = job = self._join()
+            try:
+                with _guard:
+                    if job in _taken:
+                        raise ConfigurationError(
+                            f"{job.node_name} has a JobWorker already: a second one needs its own Job"
+                        )
+                    _taken.add(job)
+                self._pump = self._make_pump(job, handlers)
+                self._pump.start()
+            except BaseException:
+                self._leave()
+                raise
+        logger.info("%s runs jobs of %s", job.node_name, ", ".join(sorted(handlers)))
+        return self
+
+    def _handlers(self) -> dict[str, Handler]:
+        known = self.queue.handlers
+        if self._types is None and not known:
+            raise ConfigurationError("the queue has no handlers: import the modules that register them first")
+        return {type: self.queue.handler_of(type) for type in (known if self._types is None else self._types)}
+
+    def _join(self) -> Job:
+        job = self._given
+        if job is not None:
+            if not job.is_running or job.coordination_config is None:
+                raise NotRunning(f"{job.node_name} does not run: start it before its JobWorker")
+            if job.names != self.queue.names:
+                raise ConfigurationError(f"{job.node_name} is a node of another cluster than the queue's")
+            return job
+        config = self.queue.config
+        if self._node_name is not None:
+            return Job(self._node_name, config, wait_on_enter=ENTER_SEC).start()
+        if config.create_tables:
+            from jobsync_orm import migrate
+
+            migrate.upgrade(config)
+        until = time.monotonic() + ENTER_SEC
+        with FreeName(config) as free:
+            while True:
+                try:
+                    return Job(free.next(), config, wait_on_enter=max(1.0, until - time.monotonic())).start()
+                except NodeNameInUse:
+                    # A live one that was just making its connection anew.
+                    if time.monotonic() > until:
+                        raise
+                except SessionLost as lost:
+                    if time.monotonic() > until:
+                        raise TimeoutError(f"the database could not be reached: {lost}") from lost
+                    time.sleep(0.5)
+
+    def _make_pump(self, job: Job, handlers: dict[str, Handler]) -> Pump:
+        pump = Pump(
+            self.queue,
+            job.node_name,
+            lambda: job.incarnation,
+            handlers,
+            batch=self._batch,
+            poll_sec=self._poll_sec,
+        )
+        kinds = {handler.kind for handler in handlers.values()}
+        if "thread" in kinds:
+            name = f"jobsync-{job.node_name}"
+            pump.executors["thread"] = ThreadExecutor(self.queue, self.concurrency, pump.report, name)
+        if missing := kinds - pump.executors.keys():
+            raise ConfigurationError(f"handlers of kind {', '.join(sorted(missing))} cannot be run yet")
+        return pump
+
+    def stop(self, grace_sec: float | None = None) -> None:
+        """Claim nothing more, wait for what runs, give back what has not ended by then, and leave the cluster.
+
+        May be called more than once, and from any thread; a later call may shorten the wait.
+
+        Parameters
+        ----------
+        grace_sec : float, optional
+            Seconds to wait. None takes the worker's.
+        """
+        if os.getpid() != self._pid:
+            return
+        self._stopping.set()
+        grace = self._grace_sec if grace_sec is None else max(0.0, grace_sec)
+        pump = self._pump
+        if pump is not None:
+            pump.drain(grace)
+            if not pump.join(grace + LEAVE_SEC + 1):
+                logger.warning("%s: the queue's loop has not ended in time; going on without it", self.node_name)
+        with self._lifecycle:
+            if not self._stopped:
+                self._stopped = True
+                self._leave()
+
+    def _leave(self) -> None:
+        pump, job = self._pump, self._job
+        if pump is not None:
+            for executor in pump.executors.values():
+                executor.stop(0)
+        if job is not None:
+            with _guard:
+                _taken.discard(job)
+            if job is not self._given:
+                job.stop()
+
+    def run(self) -> None:
+        """Start, run jobs until SIGTERM or SIGINT or :meth:`stop`, and stop.
+
+        A second signal does not wait for what runs. Outside the main thread no signal is looked for.
+        """
+        before: dict[signal.Signals, Any] = {}
+
+        def on_signal(number: int, frame: FrameType | None) -> None:
+            name = signal.Signals(number).name
+            if self._stopping.is_set():
+                logger.warning("%s again: giving back what runs", name)
+                if self._pump is not None:
+                    self._pump.drain(0)
+            else:
+                logger.info("%s: stopping", name)
+                self._stopping.set()
+
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                before[number] = signal.signal(number, on_signal)
+        try:
+            if not self._stopping.is_set():
+                self.start()
+            while not self._stopping.wait(1.0):
+                pass
+        finally:
+            try:
+                self.stop()
+            finally:
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def _check_whole(name: str, value: Any, most: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise ConfigurationError(f"{name}={value!r} must be a whole number from 1 to {most}")
+
+
+def _check_seconds(name: str, value: Any, least: float) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value < float("inf"):
+        raise ConfigurationError(f"{name}={value!r} must be a number of seconds, at least {least}")
