@@ -12,12 +12,13 @@ for the next turn, and nothing stands still for it.
 | claim, heads | the jobs taken (skip) | taken or not; if so they are rescued with their node, or past their deadline |
 | settle | the jobs settled (skip) | settled or not; sent again it changes nothing more |
 | promote | due jobs (skip) | ready or not; any worker does it at the next turn |
-| rescue | jobs of dead nodes or past their deadline (skip) | done or not; any worker does it |
-| unblock | jobs whose last dependency has completed (skip) | done or not; any worker's next sweep does it |
+| rescue, overdue | jobs of dead nodes or past their deadline (skip) | done or not; another worker does it |
+| unblock, sweep | jobs whose last dependency has completed (skip) | done or not; the next sweep does it |
+| presence, absence | own worker row; worker rows of dead nodes (skip) | written or not; the next worker cleans up |
 | restamp | attempts under way of one worker (skip) | done or not; what is not is rescued |
 | declare | rows of the schedules declared, in order of name | declared or not; the next worker that starts does it |
 | fire | the schedule's row (skip) | the jobs are there and it is fired until then, or neither |
-| survey, held, adopt, lost, schedules | nothing | nothing |
+| survey, held, adopt, lost, schedules, orders | nothing | nothing |
 
 How each finds its rows
 -----------------------
@@ -45,6 +46,15 @@ SESSION = (
 # An attempt may be written this much after its job's timeout, before another worker takes the job.
 DEADLINE_SLACK_SEC = 30.0
 
+# A worker whose row is older than this many seconds is not the one that sweeps for all.
+CHIEF_SEC = 10
+
+# Longest NOTIFY payload that names what is ready.
+MOST_BYTES = 2000
+
+# Before and after every incarnation.
+FIRST_UUID, LAST_UUID = "00000000-0000-0000-0000-000000000000", "ffffffff-ffff-ffff-ffff-ffffffffffff"
+
 NOW = "clock_timestamp()"
 
 
@@ -53,7 +63,8 @@ class QueueStatements:
 
     def __init__(self, names: Names) -> None:
         job, attempt, dependency = names.sql("job"), names.sql("job_attempt"), names.sql("job_dependency")
-        node = names.sql("node")
+        node, pause, worker = names.sql("node"), names.sql("job_pause"), names.sql("job_worker")
+        channel = names.queue_channel
 
         # What a worker is told of a job it has claimed; see jobs.ClaimedJob.
         row = (
@@ -72,6 +83,20 @@ class QueueStatements:
 
         def collected(source: str) -> str:
             return f"SELECT coalesce(json_agg({row} ORDER BY ready_at, id), '[]') FROM {source}"
+
+        def places(source: str) -> str:
+            """SQL of the distinct [type, priority, whether it has a key] of the rows of ``source``."""
+            return (
+                "(SELECT coalesce(jsonb_agg(DISTINCT jsonb_build_array(type, priority, keyed)), '[]')"
+                f" FROM {source} WHERE state = 'pending')"
+            )
+
+        def tell(source: str) -> str:
+            """SQL that wakes the workers if jobs in ``source`` became ready; see the payloads in ``waker.py``."""
+            return (
+                f"(SELECT pg_notify('{channel}', CASE WHEN octet_length(p::text) <= {MOST_BYTES} THEN p::text"
+                f" ELSE '' END) FROM (SELECT {places(source)}) AS w (p) WHERE p <> '[]')"
+            )
 
         # $1 types, $2 priorities, $3 marks as microseconds since 1970, $4 ids of the marks, $5 how many jobs at most:
         # one lane each, the most urgent first. $6 how many in all, $7 node, $8 its incarnation. A mark is the last row
@@ -130,66 +155,145 @@ class QueueStatements:
                     JOIN {dependency} d ON d.after_id = w.id WHERE w.state = 'completed')
             FROM written"""
 
-        # $1 how many at most. Returned: [type, priority, whether it has a key] of what became ready, and the seconds
-        # until the next is due (NULL if none waits).
+        # $1 how many at most, $2 a mark, as microseconds since 1970: nothing due before it is looked at, so that
+        # entries which a vacuum cannot remove yet are not stepped over each time. Returned: [type, priority, whether it
+        # has a key] of what became ready, how many those are, the next mark, and the seconds until the next is due
+        # (NULL if none waits). An index can be entered with now(), which is this statement's, not with NOW.
         self.promote = f"""
             WITH due AS (
-                SELECT ctid FROM {job} WHERE state IN ('scheduled', 'retrying') AND run_at <= {NOW}
+                SELECT ctid FROM {job} WHERE state IN ('scheduled', 'retrying')
+                    AND run_at >= {instant("$2::bigint")} AND run_at <= now()
                 ORDER BY run_at LIMIT $1::int FOR UPDATE SKIP LOCKED),
             ready AS (
                 UPDATE {job} j SET state = 'pending', ready_at = {NOW} WHERE j.ctid = ANY (ARRAY(SELECT ctid FROM due))
-                RETURNING j.type, j.priority, j.key IS NOT NULL AS keyed)
-            SELECT (SELECT coalesce(json_agg(DISTINCT json_build_array(type, priority, keyed)::text), '[]') FROM ready),
-                (SELECT count(*) FROM ready),
+                RETURNING j.type, j.priority, j.key IS NOT NULL AS keyed, j.run_at, j.state)
+            SELECT {places("ready")}, (SELECT count(*) FROM ready), (SELECT {micros("max(run_at)")} FROM ready),
                 (SELECT extract(epoch FROM run_at - {NOW}) FROM {job} WHERE state IN ('scheduled', 'retrying')
-                    AND run_at > {NOW} ORDER BY run_at LIMIT 1)"""
+                    AND run_at > now() ORDER BY run_at LIMIT 1)"""
 
-        # Jobs of nodes that are no members any more, and jobs held past their deadline. The attempt counts: a job that
-        # kills its worker must not do so for ever. It is ready again at once, at the place it had. $1 how many at most.
-        self.rescue = f"""
-            WITH RECURSIVE holder AS (
-                (SELECT incarnation FROM {job} WHERE state = 'processing' ORDER BY incarnation LIMIT 1)
-                UNION ALL
-                SELECT (SELECT j.incarnation FROM {job} j WHERE j.state = 'processing'
-                    AND j.incarnation > h.incarnation ORDER BY j.incarnation LIMIT 1)
-                FROM holder h WHERE h.incarnation IS NOT NULL),
-            stuck AS (
-                SELECT j.ctid FROM holder h CROSS JOIN LATERAL (
-                    SELECT ctid FROM {job} j WHERE j.state = 'processing' AND j.incarnation = h.incarnation
-                        AND (j.deadline < {NOW} OR NOT EXISTS (
-                            SELECT 1 FROM {node} n WHERE n.incarnation = h.incarnation AND n.state <> 'away'))
-                    LIMIT $1::int FOR UPDATE SKIP LOCKED) j
-                LIMIT $1::int),
+        # The worker that does what one is enough for: the first by name of those that were seen lately.
+        chief = f"""$2::text = (SELECT w.node FROM {worker} w JOIN {node} n ON n.name = w.node
+                    AND n.incarnation = w.incarnation AND n.state <> 'away'
+                WHERE w.seen_at > now() - interval '{CHIEF_SEC} seconds' ORDER BY w.node LIMIT 1)"""
+
+        def rescued(why: str) -> str:
+            """Ends the attempts of the jobs with a ctid in ``stuck``; ``why`` follows the worker's name."""
+            return f"""
             freed AS (
                 UPDATE {job} j SET failures = j.failures + 1, incarnation = NULL, deadline = NULL,
                     state = CASE WHEN j.cancel_requested THEN 'cancelled'
                         WHEN j.failures < j.max_retries THEN 'pending' ELSE 'failed' END,
                     finished_at = CASE WHEN j.cancel_requested OR j.failures >= j.max_retries THEN {NOW} END,
-                    error = 'worker ' || j.worker || CASE WHEN j.deadline < {NOW} THEN ' held the job past its deadline'
-                        ELSE ' died' END
+                    error = 'worker ' || coalesce(j.worker, '?') || ' {why}'
                 WHERE j.ctid = ANY (ARRAY(SELECT ctid FROM stuck))
                 RETURNING j.id, j.attempt, j.worker, j.started_at, j.state, j.error, j.type, j.priority,
                     j.key IS NOT NULL AS keyed),
             attempts AS (
                 INSERT INTO {attempt} (job_id, attempt, worker, started_at, outcome, error)
-                SELECT id, attempt, worker, started_at, 'died', error FROM freed)
-            SELECT coalesce(json_agg(json_build_array(id, worker, state, type, priority, keyed)), '[]') FROM freed"""
+                SELECT id, attempt, worker, started_at, 'died', error FROM freed ON CONFLICT DO NOTHING)
+            SELECT (SELECT coalesce(json_agg(json_build_array(id, worker, state) ORDER BY id), '[]') FROM freed),
+                {places("freed")}, {tell("freed")}"""
 
-        # $1 jobs to look at, or NULL for all. Runs in a transaction of its own after the completions: of two that
-        # complete the last two dependencies at once, the later one sees both.
-        self.unblock = f"""
-            WITH free AS (
-                SELECT j.ctid FROM {job} j
-                WHERE j.state = 'blocked' AND ($1::bigint[] IS NULL OR j.id = ANY ($1::bigint[]))
-                    AND NOT EXISTS (SELECT 1 FROM {dependency} d JOIN {job} a ON a.id = d.after_id
-                        WHERE d.job_id = j.id AND a.state <> 'completed')
-                ORDER BY j.id LIMIT $2::int FOR UPDATE SKIP LOCKED),
+        # Attempts of nodes that are no members any more. The attempt counts: a job that kills its worker must not do so
+        # for ever. It is ready again at once, at the place it had. $1 how many at most. Returned: [id, worker, state]
+        # of each, [type, priority, whether it has a key] of what became ready. Attempts without an incarnation are not
+        # a node's (see JobQueue.dequeue); they have their deadline only.
+        #
+        # Only what lies between the incarnations of the members is looked at: the entries of the living, which are
+        # many and mostly dead themselves, are not. A job is held by whoever the locked row says; one that somebody else
+        # has freed and a new member has taken meanwhile is no row of the dead incarnation any more.
+        self.rescue = f"""
+            WITH RECURSIVE gap AS (
+                SELECT low, coalesce(lead(low) OVER (ORDER BY low), '{LAST_UUID}') AS high FROM (
+                    SELECT incarnation FROM {node} WHERE state <> 'away'
+                    UNION ALL SELECT '{FIRST_UUID}'::uuid) AS m (low)),
+            dead AS (
+                SELECT j.incarnation, g.high FROM gap g CROSS JOIN LATERAL (
+                    SELECT incarnation FROM {job} WHERE state = 'processing'
+                        AND incarnation > g.low AND incarnation < g.high ORDER BY incarnation LIMIT 1) j
+                UNION ALL
+                SELECT j.incarnation, d.high FROM dead d CROSS JOIN LATERAL (
+                    SELECT incarnation FROM {job} WHERE state = 'processing'
+                        AND incarnation > d.incarnation AND incarnation < d.high ORDER BY incarnation LIMIT 1) j),
+            stuck AS (
+                SELECT j.ctid FROM dead d CROSS JOIN LATERAL (
+                    SELECT ctid FROM {job} j WHERE j.state = 'processing' AND j.incarnation = d.incarnation
+                    LIMIT $1::int FOR UPDATE SKIP LOCKED) j
+                LIMIT $1::int), {rescued("died")}"""
+
+        # Attempts held past their deadline, by a worker that is stuck or by somebody's own loop. It has to look at all
+        # that are under way. $1 how many at most, $2 this worker. Returned as by rescue.
+        self.overdue = f"""
+            WITH stuck AS (
+                SELECT ctid FROM {job} WHERE state = 'processing' AND deadline < now() AND {chief}
+                LIMIT $1::int FOR UPDATE SKIP LOCKED), {rescued("held the job past its deadline")}"""
+
+        waits = (
+            f"EXISTS (SELECT 1 FROM {dependency} d JOIN {job} a ON a.id = d.after_id"
+            " WHERE d.job_id = j.id AND a.state <> 'completed')"
+        )
+        unblocked = f"""
             ready AS (
                 UPDATE {job} j SET ready_at = {NOW},
                     state = CASE WHEN j.run_at > {NOW} THEN 'scheduled' ELSE 'pending' END
                 WHERE j.ctid = ANY (ARRAY(SELECT ctid FROM free))
-                RETURNING j.id, j.type, j.priority, j.key IS NOT NULL AS keyed, j.state)
-            SELECT coalesce(json_agg(json_build_array(id, type, priority, keyed, state)), '[]') FROM ready"""
+                RETURNING j.type, j.priority, j.key IS NOT NULL AS keyed, j.state)"""
+
+        # $1 jobs that waited for one that has completed. Runs in a transaction of its own after the completions: of two
+        # that complete the last two dependencies at once, the later one sees both. Returned: [type, priority, whether
+        # it has a key] of what became ready.
+        self.unblock = f"""
+            WITH free AS (
+                SELECT j.ctid FROM {job} j WHERE j.id = ANY ($1::bigint[]) AND j.state = 'blocked' AND NOT {waits}
+                ORDER BY j.id FOR UPDATE SKIP LOCKED), {unblocked}
+            SELECT {places("ready")}"""
+
+        # The same for all that wait, for what nobody was told of: by the one worker ($2), $1 at a time, after the id
+        # $3. Returned: as above, and the last id of a full turn (NULL after the last turn).
+        self.sweep = f"""
+            WITH looked AS (
+                SELECT id FROM {job} WHERE state = 'blocked' AND id > $3::bigint AND {chief} ORDER BY id LIMIT $1::int),
+            free AS (
+                SELECT j.ctid FROM looked l CROSS JOIN LATERAL (
+                    SELECT ctid FROM {job} j WHERE j.id = l.id AND j.state = 'blocked' AND NOT {waits}
+                    FOR UPDATE SKIP LOCKED) j), {unblocked}
+            SELECT {places("ready")}, {tell("ready")}, (SELECT max(id) FROM looked HAVING count(*) = $1::int)"""
+
+        # $1 and $2 attempts of this worker. Returned: the paused types, and [id, attempt, whether it is to be cancelled
+        # (else it is no attempt of this worker any more)] of those to give up.
+        self.orders = f"""
+            SELECT (SELECT coalesce(json_agg(type), '[]') FROM {pause}),
+                (SELECT coalesce(json_agg(json_build_array(m.id, m.attempt, j.attempt IS NOT DISTINCT FROM m.attempt
+                        AND j.cancel_requested)), '[]')
+                    FROM unnest($1::bigint[], $2::int[]) AS m (id, attempt) LEFT JOIN {job} j ON j.id = m.id
+                    WHERE j.id IS NULL OR j.attempt <> m.attempt OR j.state = 'pending'
+                        OR j.state = 'processing' AND j.cancel_requested)"""
+
+        # This worker's row: $1 node, $2 incarnation, $3 types, $4 concurrency, $5 running, $6 completed, $7 failed, $8
+        # seconds since it started, $9 seconds since it claimed (NULL if it has not). Rows of nodes that are no members
+        # any more go. Returned: the nodes of those.
+        self.presence = f"""
+            WITH mine AS (
+                INSERT INTO {worker} AS w (node, incarnation, types, concurrency, running, completed, failed,
+                    started_at, seen_at, claimed_at)
+                SELECT $1::text, $2::uuid, $3::text[], $4::int, $5::int, $6::bigint, $7::bigint,
+                    {NOW} - $8::float8 * interval '1 second', {NOW}, {NOW} - $9::float8 * interval '1 second'
+                FROM {node} WHERE name = $1::text AND incarnation = $2::uuid AND state <> 'away'
+                ON CONFLICT (node) DO UPDATE SET incarnation = excluded.incarnation, types = excluded.types,
+                    concurrency = excluded.concurrency, running = excluded.running, completed = excluded.completed,
+                    failed = excluded.failed, started_at = excluded.started_at, seen_at = excluded.seen_at,
+                    claimed_at = excluded.claimed_at),
+            gone AS (
+                DELETE FROM {worker} WHERE node IN (
+                    SELECT w.node FROM {worker} w WHERE w.node <> $1::text AND NOT EXISTS (
+                        SELECT 1 FROM {node} n
+                        WHERE n.name = w.node AND n.incarnation = w.incarnation AND n.state <> 'away')
+                    FOR UPDATE SKIP LOCKED)
+                RETURNING node)
+            SELECT coalesce(json_agg(node), '[]') FROM gone"""
+
+        # $1 node, $2 incarnation.
+        self.absence = f"DELETE FROM {worker} WHERE node = $1::text AND incarnation = $2::uuid"
 
         # Of attempts whose settling changed nothing, $1 ids and $2 attempts: [id, attempt, whether the attempt is still
         # under way, its outcome if that is written].
