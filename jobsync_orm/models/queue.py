@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "IN_LINE",
     "JobAttemptMixin",
     "JobDependencyMixin",
     "JobPauseMixin",

@@ -18,7 +18,12 @@ for the next turn, and nothing stands still for it.
 | restamp | attempts under way of one worker (skip) | done or not; what is not is rescued |
 | declare | rows of the schedules declared, in order of name | declared or not; the next worker that starts does it |
 | fire | the schedule's row (skip) | the jobs are there and it is fired until then, or neither |
-| survey, held, adopt, lost, schedules, orders | nothing | nothing |
+| discover, lines, survey, held, adopt, lost, schedules, orders | nothing | nothing |
+
+One wait there is, for the end of another transaction that is one message long: two that claim different jobs of one
+key at once, one of which the other could not see yet, meet in the unique index of jobs under way by key. The second is
+refused with one of ``COLLIDED`` and sends its statement again. So no two attempts of a key are ever alive, whoever
+thinks what of who owns it.
 
 How each finds its rows
 -----------------------
@@ -30,10 +35,11 @@ locked row keeps. Rows come back as one JSON text: a batch is one value to decod
 from __future__ import annotations
 
 from jobsync_orm.autocommit import instant, micros
+from jobsync_orm.models.queue import IN_LINE
 from jobsync_orm.models.states import LIVE
 from jobsync_orm.naming import Names
 
-__all__ = ["DEADLINE_SLACK_SEC", "SESSION", "QueueStatements"]
+__all__ = ["COLLIDED", "DEADLINE_SLACK_SEC", "SESSION", "WORKER_SILENT_SEC", "QueueStatements"]
 
 # Of the queue's own sessions.
 SESSION = (
@@ -55,6 +61,12 @@ MOST_BYTES = 2000
 # Before and after every incarnation.
 FIRST_UUID, LAST_UUID = "00000000-0000-0000-0000-000000000000", "ffffffff-ffff-ffff-ffff-ffffffffffff"
 
+# A worker that is a live node but has written nothing for this long does not claim: others may take its keys' jobs.
+WORKER_SILENT_SEC = 30.0
+
+# SQLSTATEs with which ``heads`` is refused when another has just claimed of the same key: send it again.
+COLLIDED = frozenset({"23505", "40P01"})
+
 NOW = "clock_timestamp()"
 
 
@@ -64,6 +76,7 @@ class QueueStatements:
     def __init__(self, names: Names) -> None:
         job, attempt, dependency = names.sql("job"), names.sql("job_attempt"), names.sql("job_dependency")
         node, pause, worker = names.sql("node"), names.sql("job_pause"), names.sql("job_worker")
+        token, lock = names.sql("token"), names.sql("lock")
         channel = names.queue_channel
 
         # What a worker is told of a job it has claimed; see jobs.ClaimedJob.
@@ -118,6 +131,114 @@ class QueueStatements:
                 LIMIT $6::int),
             taken AS ({take("picked", "$7::text", "$8::uuid")})
             {collected("taken")}"""
+
+        # -- jobs with a key -------------------------------------------------------------------------------------
+        # All three begin with: $1 node, $2 its incarnation, $3 types it handles and may take, $4 whether keys are tied
+        # to nodes at all.
+        #
+        # A key is this node's if its token is. Where the token's owner is no worker that handles the type, the workers
+        # that do share such keys by the token's number, unless it is pinned: then the job waits for a worker it is
+        # pinned to. While a token is being handed over its keys are nobody's. All this says only who is to look at a
+        # key; two that have different ideas of it for a moment do no harm.
+        whose = f"""
+            worker AS MATERIALIZED (
+                SELECT w.node, w.types FROM {worker} w JOIN {node} n ON n.name = w.node
+                WHERE n.incarnation = w.incarnation AND n.state <> 'away'
+                    AND w.seen_at > {NOW} - {WORKER_SILENT_SEC} * interval '1 second'),
+            turn AS MATERIALIZED (
+                SELECT t.type, count(*) AS workers, bool_or(w.node = $1::text) AS present,
+                    count(*) FILTER (WHERE w.node COLLATE "C" < $1::text) AS place
+                FROM unnest($3::text[]) AS t (type) JOIN worker w ON t.type = ANY (w.types) GROUP BY t.type)"""
+
+        def mine(row: str) -> str:
+            """Whether the key of ``row``, which has a type and a token_id, is this node's."""
+            return f"""(NOT $4::bool OR (
+                EXISTS (SELECT 1 FROM {node} WHERE name = $1::text AND incarnation = $2::uuid AND state <> 'away')
+                AND (SELECT CASE
+                    WHEN t.node = $1::text THEN t.next_node IS NULL
+                    WHEN EXISTS (SELECT 1 FROM worker w WHERE w.node = t.node AND {row}.type = ANY (w.types)) THEN false
+                    WHEN EXISTS (SELECT 1 FROM {lock} l WHERE l.token_id = t.token_id
+                        AND (l.expires_at IS NULL OR l.expires_at > {NOW})) THEN false
+                    ELSE EXISTS (SELECT 1 FROM turn u
+                        WHERE u.type = {row}.type AND u.present AND t.token_id % u.workers = u.place) END
+                FROM {token} t WHERE t.token_id = {row}.token_id) IS TRUE))"""
+
+        # Of each of the keys $5 the first in line, if it is ready, its type may be taken, the key is this node's, and
+        # no job of the key is under way. Returned: the jobs claimed; of the other keys [key, why, seconds until it
+        # makes sense to look again if that is known]; and of the claimed those keys that have more jobs in line. Why is
+        # 'empty', 'processing', 'retrying' (the first in line backs off), 'type' (this node may not take it),
+        # 'elsewhere' (another's key) or 'taken' (changed at this very moment).
+        #
+        # The first in line is looked for without a lock and then locked itself: skipping it would take the second. The
+        # range instead of "key =" and the order by both columns keep the planner to the index made for it.
+        self.heads = f"""
+            WITH {whose},
+            first AS MATERIALIZED (
+                SELECT w.key, w.n, j.tid, j.run_at, CASE
+                    WHEN j.id IS NULL THEN 'empty'
+                    WHEN j.state = 'processing' OR (
+                        SELECT true FROM {job} p WHERE p.state = 'processing' AND p.key IS NOT NULL
+                            AND p.key >= w.key AND p.key <= w.key ORDER BY p.key LIMIT 1) THEN 'processing'
+                    WHEN j.state = 'retrying' THEN 'retrying'
+                    WHEN NOT j.type = ANY ($3::text[]) THEN 'type'
+                    WHEN NOT {mine("j")} THEN 'elsewhere' END AS why
+                FROM unnest($5::text[]) WITH ORDINALITY AS w (key, n) LEFT JOIN LATERAL (
+                    SELECT j.ctid AS tid, j.id, j.type, j.state, j.token_id, j.run_at FROM {job} j
+                    WHERE {IN_LINE} AND j.key >= w.key AND j.key <= w.key ORDER BY j.key, j.id LIMIT 1) j ON true),
+            picked AS (
+                SELECT j.ctid, f.key FROM (SELECT * FROM first WHERE why IS NULL ORDER BY n) f CROSS JOIN LATERAL (
+                    SELECT ctid FROM {job} j WHERE j.ctid = f.tid AND j.state = 'pending' FOR UPDATE SKIP LOCKED) j),
+            taken AS ({take("picked", "$1::text", "$2::uuid")})
+            SELECT ({collected("taken")}),
+                (SELECT coalesce(json_agg(json_build_array(key, coalesce(why, 'taken'), CASE WHEN why = 'retrying'
+                    THEN extract(epoch FROM run_at - {NOW}) END) ORDER BY n), '[]')
+                    FROM first WHERE key NOT IN (SELECT key FROM taken)),
+                (SELECT coalesce(json_agg(t.key), '[]') FROM taken t WHERE (
+                    SELECT true FROM {job} j WHERE {IN_LINE} AND j.key >= t.key AND j.key <= t.key AND j.id > t.id
+                    ORDER BY j.key, j.id LIMIT 1))"""
+
+        # Keys of ready jobs, the oldest first: $5 priorities, $6 and $7 their marks (see claim), $8 how many rows of
+        # each to go on. Returned: for each priority with rows [priority, microseconds, id] of the last, and how many
+        # they were; and [key, priority, ready_at] of each key that is this node's, once, in order.
+        self.discover = f"""
+            WITH {whose},
+            seen AS MATERIALIZED (
+                SELECT j.* FROM unnest($5::int[], $6::bigint[], $7::bigint[], $8::int[]) AS l (priority, at, id, most)
+                CROSS JOIN LATERAL (
+                    SELECT j.key, j.id, j.type, j.priority, j.token_id, j.ready_at FROM {job} j
+                    WHERE j.state = 'pending' AND j.key IS NOT NULL AND j.priority = l.priority
+                        AND (j.ready_at, j.id) > ({instant("l.at")}, l.id)
+                    ORDER BY j.priority, j.ready_at, j.id LIMIT l.most) j),
+            kind AS (SELECT DISTINCT type, token_id FROM seen),
+            my AS MATERIALIZED (SELECT * FROM kind k WHERE k.type = ANY ($3::text[]) AND {mine("k")}),
+            found AS (
+                SELECT DISTINCT ON (r.key) r.key, r.priority, r.ready_at, r.id FROM seen r
+                WHERE (r.type, r.token_id) IN (SELECT type, token_id FROM my) ORDER BY r.key, r.ready_at, r.id)
+            SELECT (SELECT coalesce(json_agg(json_build_array(priority, {micros("ready_at")}, id, rows)), '[]') FROM (
+                    SELECT DISTINCT ON (priority) priority, ready_at, id, count(*) OVER (PARTITION BY priority) AS rows
+                    FROM seen ORDER BY priority, ready_at DESC, id DESC) AS last),
+                (SELECT coalesce(json_agg(json_build_array(key, priority, {micros("ready_at")}) ORDER BY ready_at, id),
+                    '[]') FROM found)"""
+
+        # The same by one look at each key that has jobs in line, however long its line is, in the order of the keys: $5
+        # the key to go on after, $6 how many keys. Finds what has become ready at a place that discover has passed.
+        # Returned: [key, priority, ready_at] of those whose first job is this node's to take now, and the last key if
+        # there may be more.
+        def after(key: str) -> str:
+            return f"""SELECT j.key, j.id, j.type, j.state, j.priority, j.token_id, j.ready_at FROM {job} j
+                    WHERE {IN_LINE} AND j.key > {key} ORDER BY j.key, j.id LIMIT 1"""
+
+        self.lines = f"""
+            WITH RECURSIVE {whose},
+            line AS (
+                ({after("$5::text")})
+                UNION ALL
+                SELECT n.* FROM line l CROSS JOIN LATERAL ({after("l.key")}) n),
+            first AS MATERIALIZED (SELECT * FROM line LIMIT $6::int)
+            SELECT (SELECT coalesce(json_agg(json_build_array(key, priority, {micros("ready_at")})
+                    ORDER BY ready_at, id), '[]')
+                    FROM first f WHERE f.state = 'pending' AND f.type = ANY ($3::text[]) AND {mine("f")}),
+                (SELECT CASE WHEN count(*) = $6::int THEN max(key) END FROM first)"""
 
         # Arrays, one element per ended attempt: $1 ids, $2 attempts, $3 outcomes, $4 states the jobs go to, $5 results
         # (JSON or NULL), $6 errors, $7 tracebacks, $8 seconds until they are ready again (NULL where not), $9 whether
