@@ -26,6 +26,9 @@ __all__ = ["CoordinationConfig"]
 
 DRIVER = "postgresql+psycopg"
 
+# Connections that an engine of a queue's own keeps; it opens more when there are more handlers that need one.
+POOL_SIZE = 20
+
 # token_id is a PostgreSQL integer, and the hash function's 64-bit arithmetic holds up to here.
 MAX_TOKENS = 2**31 - 1
 
@@ -247,11 +250,23 @@ class CoordinationConfig:
         arguments = {} if "connect_timeout" in url.query else {"connect_timeout": limit}
         return create_engine(url, pool_size=1, connect_args=arguments).pool
 
-    def application_engine(self) -> Engine:
+    def application_engine(self, pool_size: int = 1, max_overflow: int = 9) -> Engine:
         """The engine for calls made by the application's threads: its own if it gave a fitting one, else a new one."""
         if isinstance(self.engine, Engine) and not self._foreign_driver:
             return self.engine
-        return create_engine(self.sqlalchemy_url(), pool_size=1, max_overflow=9)
+        return create_engine(self.sqlalchemy_url(), pool_size=pool_size, max_overflow=max_overflow)
+
+    def async_engine(self) -> AsyncEngine:
+        """A new engine for the event loop that is going to use it, which shares no connection with the application's.
+
+        A connection belongs to the loop in which it was made. If the application gave an AsyncEngine, connections are
+        made as that one makes them.
+        """
+        from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+        if isinstance(self.engine, AsyncEngine):
+            return create_async_engine(self.engine.url, pool=self.engine.sync_engine.pool.recreate())
+        return create_async_engine(self.sqlalchemy_url(), pool_size=POOL_SIZE, max_overflow=-1)
 
     @classmethod
     def embedded(cls, path: str | PathLike[str], **settings: Any) -> CoordinationConfig:

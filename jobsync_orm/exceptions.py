@@ -33,6 +33,7 @@ __all__ = [
     "OwnershipLost",
     "PooledConnection",
     "SchemaNotReady",
+    "SessionMisused",
     "UnknownJob",
     "UnknownJobType",
     "UnstableTaskId",
@@ -209,6 +210,10 @@ class JobConflict(JobsyncError):
 
 class LeaseLost(JobsyncError):
     """A write of an attempt that is over: the job is another worker's by now, or finished. Nothing is stored."""
+
+
+class SessionMisused(JobsyncError):
+    """A handler has committed or closed its ``ctx.session``, or used it when its attempt was over."""
 
 
 class JobCancelled(JobsyncError):

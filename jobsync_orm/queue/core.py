@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import Engine
 
 from jobsync_orm.autocommit import Autocommit
-from jobsync_orm.config import CoordinationConfig
+from jobsync_orm.config import POOL_SIZE, CoordinationConfig
 from jobsync_orm.exceptions import ConfigurationError
 from jobsync_orm.models import Models, for_app
 from jobsync_orm.queue.statements import QueueStatements
@@ -48,9 +50,10 @@ class QueueCore:
         self.max_payload_bytes = max_payload_bytes
         self.ageing_sec = float(ageing_sec)
         self.handlers: dict[str, Handler] = {}
-        self._session_factory = session_factory
+        self.session_factory = session_factory
         self._engine: Engine | None = None
         self._database: Autocommit | None = None
+        self._async_engines: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncEngine] = WeakKeyDictionary()
         self._engine_guard = threading.RLock()
 
     @property
@@ -63,7 +66,8 @@ class QueueCore:
         """A synchronous engine on the queue's database: the application's, or one of the queue's own."""
         with self._engine_guard:
             if self._engine is None:
-                self._engine = self.config.application_engine()
+                # As many connections as there are handlers with a session at a time: none of them is to wait for one.
+                self._engine = self.config.application_engine(POOL_SIZE, max_overflow=-1)
             return self._engine
 
     @property
@@ -73,6 +77,22 @@ class QueueCore:
             if self._database is None:
                 self._database = Autocommit(self.engine)
             return self._database
+
+    def async_engine(self) -> AsyncEngine:
+        """An engine of the queue's own for the running event loop; see :meth:`dispose_async`."""
+        loop = asyncio.get_running_loop()
+        with self._engine_guard:
+            engine = self._async_engines.get(loop)
+            if engine is None:
+                engine = self._async_engines[loop] = self.config.async_engine()
+            return engine
+
+    async def dispose_async(self) -> None:
+        """Close what the queue opened in the running event loop. To be awaited before the loop ends."""
+        with self._engine_guard:
+            engine = self._async_engines.pop(asyncio.get_running_loop(), None)
+        if engine is not None:
+            await engine.dispose()
 
     def dispose(self) -> None:
         """Close what the queue opened itself. It may be used again afterwards."""

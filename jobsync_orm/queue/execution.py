@@ -5,6 +5,7 @@
 | returns | completed | COMPLETED, with what it returned as its result |
 | returns what cannot be stored as JSON, or is too large | completed | COMPLETED without a result; the error says why |
 | raises an exception | failed | RETRYING after its backoff, FAILED after ``max_retries`` failures |
+| fails by a conflict in the database, or a lost connection | failed | the same, but within a second |
 | raises ``Retry(after=...)`` | failed | the same, after that time |
 | raises ``Snooze(...)`` | snoozed | SCHEDULED; counts for nothing |
 | raises ``Discard(...)`` | discarded | FAILED |
@@ -20,17 +21,21 @@ import asyncio
 import inspect
 import json
 import logging
+import random
 import traceback
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
-from jobsync_orm.exceptions import InvalidJob, InvalidPayload, JobCancelled, JobTimeout
+from sqlalchemy.exc import DBAPIError
+
+from jobsync_orm.exceptions import InvalidJob, InvalidPayload, JobCancelled, JobTimeout, LeaseLost
 from jobsync_orm.models.states import AttemptOutcome, JobState
 from jobsync_orm.queue.handlers import BACKOFF, Handler
 from jobsync_orm.queue.jobs import ClaimedJob, Ending
 from jobsync_orm.queue.options import seconds
 from jobsync_orm.queue.outcomes import Discard, Retry, Snooze
 from jobsync_orm.queue.typed_payload import load
+from jobsync_orm.sqlstates import SERIALIZATION_FAILURE, sqlstate
 
 if TYPE_CHECKING:
     from jobsync_orm.queue.context import JobContext
@@ -39,6 +44,12 @@ if TYPE_CHECKING:
 __all__ = ["error_text", "execute", "execute_async", "failed", "lost", "stopped"]
 
 logger = logging.getLogger("jobsync_orm")
+
+# A serialization failure, a deadlock: the server asks to repeat the transaction.
+CONFLICTS: Final = frozenset((SERIALIZATION_FAILURE, "40P01"))
+
+# After such a conflict, or a broken connection, a job is tried again within this many seconds.
+SOON_SEC = 1.0
 
 # Characters of an error and of a traceback that are kept.
 LONGEST_ERROR, LONGEST_TRACEBACK = 4_000, 20_000
@@ -64,9 +75,15 @@ def execute(queue: QueueCore, handler: Handler, job: ClaimedJob, context: JobCon
         else:
             value = handler.function(context, load(handler.payload, job.payload))
     except KeyboardInterrupt:
+        context.close()
         raise
     except BaseException as error:  # noqa: BLE001  # whatever it is, this thread goes on with the next job
-        return _raised(handler, job, context, error, began)
+        ending = _raised(handler, job, context, error, began)
+        context.close()
+        return ending
+    context.over = True
+    if context.transaction is not None:
+        return _commit(queue, handler, job, context, value, began)
     ended = monotonic()
     if value is None:
         return Ending(job.id, job.attempt, DONE, COMPLETED, began, ended)
@@ -84,11 +101,15 @@ async def execute_async(queue: QueueCore, handler: Handler, job: ClaimedJob, con
         Whoever runs the process wants it to end.
     """
     began = monotonic()
+    context.is_async = True
     try:
         if handler.payload is None:
             value = await handler.function(context, **job.payload)
         else:
             value = await handler.function(context, load(handler.payload, job.payload))
+        context.over = True
+        if context.transaction is not None:
+            return await _commit_async(queue, handler, job, context, value, began)
     except KeyboardInterrupt:
         raise
     except asyncio.CancelledError as error:
@@ -98,6 +119,8 @@ async def execute_async(queue: QueueCore, handler: Handler, job: ClaimedJob, con
         return _raised(handler, job, context, error, began)
     except BaseException as error:  # noqa: BLE001  # whatever it is, the loop goes on with the next job
         return _raised(handler, job, context, error, began)
+    finally:
+        await context.close_async()
     ended = monotonic()
     if value is None:
         return Ending(job.id, job.attempt, DONE, COMPLETED, began, ended)
@@ -134,7 +157,7 @@ def failed(
     what = error.__cause__ if isinstance(error, Retry) and error.reason is None and error.__cause__ else error
     text, trace = error_text(what), _traceback(error)
     if job.failures >= job.max_retries or isinstance(error, InvalidPayload):
-        return Ending(job.id, job.attempt, outcome, JobState.FAILED, began, ended, None, text, trace, None, counts=True)
+        return Ending(job.id, job.attempt, outcome, JobState.FAILED, began, ended, None, text, trace, counts=True)
     delay = error.after if isinstance(error, Retry) and error.after is not None else _delay(handler, job, what)
     return Ending(job.id, job.attempt, outcome, JobState.RETRYING, began, ended, None, text, trace, delay, counts=True)
 
@@ -151,7 +174,9 @@ def error_text(error: BaseException) -> str:
 
 def _raised(handler: Handler, job: ClaimedJob, context: JobContext, error: BaseException, began: float) -> Ending:
     ended = monotonic()
-    if isinstance(error, JobCancelled) or (isinstance(error, asyncio.CancelledError) and context.cancelled):
+    given_up = isinstance(error, asyncio.CancelledError) and context.cancelled
+    lease_lost = isinstance(error, LeaseLost) and context.cancelled.reason == "lost"
+    if isinstance(error, JobCancelled) or given_up or lease_lost:
         return stopped(handler, job, context, began, ended)
     if isinstance(error, Snooze):
         until = None if error.until is None else error.until.timestamp()
@@ -186,20 +211,66 @@ def _raised(handler: Handler, job: ClaimedJob, context: JobContext, error: BaseE
 
 
 def _returned(queue: QueueCore, handler: Handler, job: ClaimedJob, value: Any, began: float, ended: float) -> Ending:
+    try:
+        result, problem = _stored(queue, job, value)
+    except InvalidJob as error:
+        return failed(handler, job, error, began, ended)
+    return Ending(job.id, job.attempt, DONE, COMPLETED, began, ended, result, problem)
+
+
+def _commit(
+    queue: QueueCore, handler: Handler, job: ClaimedJob, context: JobContext, value: Any, began: float
+) -> Ending:
+    transaction: Any = context.transaction
+    try:
+        result, problem = _stored(queue, job, value)
+        waiting = transaction.commit(result, problem, began)
+    except Exception as error:  # noqa: BLE001  # of the database, or of the application's events
+        return _not_committed(handler, job, error, began)
+    finally:
+        context.close()
+    return Ending(
+        job.id, job.attempt, DONE, COMPLETED, began, monotonic(), result, problem, written=True, waiting=waiting
+    )
+
+
+async def _commit_async(
+    queue: QueueCore, handler: Handler, job: ClaimedJob, context: JobContext, value: Any, began: float
+) -> Ending:
+    transaction: Any = context.transaction
+    try:
+        result, problem = _stored(queue, job, value)
+        waiting = await transaction.commit(result, problem, began)
+    except Exception as error:  # noqa: BLE001  # as above
+        return _not_committed(handler, job, error, began)
+    return Ending(
+        job.id, job.attempt, DONE, COMPLETED, began, monotonic(), result, problem, written=True, waiting=waiting
+    )
+
+
+def _not_committed(handler: Handler, job: ClaimedJob, error: Exception, began: float) -> Ending:
+    if isinstance(error, LeaseLost):
+        logger.warning("%s", error)
+        return lost(job, began, monotonic())
+    return failed(handler, job, error, began, monotonic())
+
+
+def _stored(queue: QueueCore, job: ClaimedJob, value: Any) -> tuple[str | None, str | None]:
+    """What is stored of what a handler returned: JSON, or why there is none."""
+    if value is None:
+        return None, None
     if inspect.isawaitable(value):
         if inspect.iscoroutine(value):
             value.close()
-        unrun = InvalidJob(
-            f"handler of {job.type!r} returned a coroutine, which nobody runs: register it with kind='async', or wrap "
-            "it in an async def"
+        raise InvalidJob(
+            f"the handler of {job.type!r} returned a coroutine, which nobody runs: register it with kind='async', or "
+            "wrap it in an async def"
         )
-        return failed(handler, job, unrun, began, ended)
     try:
-        result = _json(value, queue.max_payload_bytes)
+        return _json(value, queue.max_payload_bytes), None
     except InvalidPayload as reason:
         logger.warning("job %d (%s) has completed, but its result is not stored: %s", job.id, job.type, reason)
-        return Ending(job.id, job.attempt, DONE, COMPLETED, began, ended, error=error_text(reason))
-    return Ending(job.id, job.attempt, DONE, COMPLETED, began, ended, result)
+        return None, error_text(reason)
 
 
 def _json(value: Any, most_bytes: int) -> str:
@@ -208,9 +279,16 @@ def _json(value: Any, most_bytes: int) -> str:
         size = len(text.encode())
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidPayload(f"the result is no JSON that PostgreSQL can store: {error}") from error
+    if "\\u0000" in text:
+        raise InvalidPayload("the result holds a NUL character, which PostgreSQL cannot store")
     if size > most_bytes:
         raise InvalidPayload(f"the result is {size} bytes long as JSON: max_payload_bytes={most_bytes}")
     return text
+
+
+def _is_passing(error: BaseException) -> bool:
+    """Whether the database ended the work for a reason that is none of the job's."""
+    return isinstance(error, DBAPIError) and (error.connection_invalidated or sqlstate(error.orig) in CONFLICTS)
 
 
 def _called_in_vain(error: BaseException) -> bool:
@@ -221,11 +299,12 @@ def _called_in_vain(error: BaseException) -> bool:
 
 def _delay(handler: Handler, job: ClaimedJob, error: BaseException) -> float:
     try:
-        return seconds("backoff", handler.backoff(job.failures, error))
+        delay = seconds("backoff", handler.backoff(job.failures, error))
     except Exception:
         # A job is not lost, nor tried without pause, because of it.
         logger.exception("the backoff of %r jobs failed; job %d waits as by default", handler.type, job.id)
-        return BACKOFF(job.failures, error)
+        delay = BACKOFF(job.failures, error)
+    return min(delay, SOON_SEC * random.uniform(0.1, 1)) if _is_passing(error) else delay
 
 
 def _traceback(error: BaseException) -> str | None:

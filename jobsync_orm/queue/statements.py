@@ -4,8 +4,8 @@ So no transaction of a worker is ever open while its process is not inside a rou
 killed between two statements holds no row lock. Every write of an attempt names it, by the job's id and the attempt's
 number, which each claim raises; written late, twice or by a worker that was thought dead, it changes nothing.
 
-None of them waits for a row: all take jobs with ``SKIP LOCKED``. A job that somebody else's transaction holds is left
-for the next turn, and nothing stands still for it.
+None of a worker's own waits for a row: all take jobs with ``SKIP LOCKED``. A job that somebody else's transaction holds
+is left for the next turn, and nothing stands still for it. Two belong to a handler, which waits for its own job's row.
 
 | statement | locks | if the process stops right after sending it |
 |---|---|---|
@@ -18,6 +18,8 @@ for the next turn, and nothing stands still for it.
 | restamp | attempts under way of one worker (skip) | done or not; what is not is rescued |
 | declare | rows of the schedules declared, in order of name | declared or not; the next worker that starts does it |
 | fire | the schedule's row (skip) | the jobs are there and it is fired until then, or neither |
+| settle_one | the handler's own job (waits), until COMMIT | rolled back with what the handler wrote |
+| extend | the handler's own job (waits) | extended or not |
 | discover, lines, survey, held, adopt, lost, schedules, orders | nothing | nothing |
 
 One wait there is, for the end of another transaction that is one message long: two that claim different jobs of one
@@ -33,6 +35,8 @@ locked row keeps. Rows come back as one JSON text: a batch is one value to decod
 """
 
 from __future__ import annotations
+
+from sqlalchemy import text
 
 from jobsync_orm.autocommit import instant, micros
 from jobsync_orm.models.queue import IN_LINE
@@ -275,6 +279,30 @@ class QueueStatements:
                 (SELECT coalesce(json_agg(DISTINCT d.job_id), '[]') FROM written w
                     JOIN {dependency} d ON d.after_id = w.id WHERE w.state = 'completed')
             FROM written"""
+
+        # The same of one attempt that has completed, for the transaction of its handler (see same_transaction). The row
+        # may be locked for a moment by somebody who cancels the job or extends its lease: that is waited for, because
+        # a row passed over would look like a lost one. Returned: a row if it was written, with the waiting jobs.
+        job_, attempt_, dependency_ = names.text("job"), names.text("job_attempt"), names.text("job_dependency")
+        self.settle_one = text(f"""
+            WITH written AS (
+                UPDATE {job_} SET state = 'completed', result = CAST(CAST(:result AS text) AS jsonb),
+                    error = CAST(:error AS text), finished_at = {NOW}, incarnation = NULL, deadline = NULL
+                WHERE id = CAST(:id AS bigint) AND attempt = CAST(:attempt AS int) AND deadline IS NOT NULL
+                RETURNING id, attempt, worker, error),
+            attempts AS (
+                INSERT INTO {attempt_} (job_id, attempt, worker, started_at, ended_at, outcome, error)
+                SELECT id, attempt, worker, {NOW} - CAST(:took AS float8) * interval '1 second', {NOW}, 'completed',
+                    error FROM written)
+            SELECT ARRAY(SELECT d.job_id FROM {dependency_} d WHERE d.after_id = written.id) FROM written""")
+
+        # A running attempt may take so many seconds from now. Returned: a row if it is still the job's attempt, and
+        # whether the job is to be cancelled.
+        self.extend = text(f"""
+            UPDATE {job_} SET
+                deadline = {NOW} + (CAST(:seconds AS float8) + {DEADLINE_SLACK_SEC}) * interval '1 second'
+            WHERE id = CAST(:id AS bigint) AND attempt = CAST(:attempt AS int) AND deadline IS NOT NULL
+            RETURNING cancel_requested""")
 
         # $1 how many at most, $2 a mark, as microseconds since 1970: nothing due before it is looked at, so that
         # entries which a vacuum cannot remove yet are not stepped over each time. Returned: [type, priority, whether it
