@@ -8,8 +8,10 @@ from __future__ import annotations
 from jobsync_orm.queue.backoff import Backoff
 from jobsync_orm.queue.context import CancelFlag, JobContext
 from jobsync_orm.queue.control import ControlCalls, Pause
+from jobsync_orm.queue.enqueue import EnqueueCalls
 from jobsync_orm.queue.handlers import Handler, HandlerCalls
 from jobsync_orm.queue.jobs import ClaimedJob, Ending
+from jobsync_orm.queue.new_jobs import Enqueued, NewJob
 from jobsync_orm.queue.outcomes import Discard, Retry, Snooze
 
 __all__ = [
@@ -18,16 +20,18 @@ __all__ = [
     "ClaimedJob",
     "Discard",
     "Ending",
+    "Enqueued",
     "Handler",
     "JobContext",
     "JobQueue",
+    "NewJob",
     "Pause",
     "Retry",
     "Snooze",
 ]
 
 
-class JobQueue(HandlerCalls, ControlCalls):
+class JobQueue(EnqueueCalls, HandlerCalls, ControlCalls):
     """Jobs in the application's own database.
 
     Parameters
@@ -43,6 +47,9 @@ class JobQueue(HandlerCalls, ControlCalls):
     ageing_sec : float
         Seconds of waiting that weigh as much as one point of priority: a LOW job (-10) goes before a HIGH one (10) that
         is 20 times as many seconds younger.
+    check_types : bool
+        Whether enqueueing a job raises ``UnknownJobType`` if no handler for its type is registered here, unless the
+        call says otherwise.
 
     Raises
     ------

@@ -35,6 +35,7 @@ class QueueCore:
         session_factory: Callable[[], Any] | None = None,
         max_payload_bytes: int = 1_000_000,
         ageing_sec: float = 60,
+        check_types: bool = False,
     ) -> None:
         if (config is None) == (engine is None):
             raise ConfigurationError("JobQueue needs either a CoordinationConfig or engine=..., to know its database")
@@ -49,6 +50,7 @@ class QueueCore:
         self.statements = QueueStatements(self.names)
         self.max_payload_bytes = max_payload_bytes
         self.ageing_sec = float(ageing_sec)
+        self.check_types = bool(check_types)
         self.handlers: dict[str, Handler] = {}
         self.session_factory = session_factory
         self._engine: Engine | None = None

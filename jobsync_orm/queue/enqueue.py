@@ -1,0 +1,219 @@
+"""Putting a job in, as part of the transaction of the caller's.
+
+::
+
+    with Session.begin() as session:
+        order = Order(...)
+        session.add(order)
+        session.flush()
+        queue.enqueue(session, "send_receipt", {"order_id": order.id}, key=f"customer:{order.customer_id}")
+
+The job exists if, and only if, the order does: it is a row written in the same transaction. Its id is known at once,
+and a rollback, be it to a savepoint, removes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+from collections.abc import Coroutine, Iterable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, overload
+
+from sqlalchemy import Connection, inspect
+
+from jobsync_orm.queue.core import QueueCore
+from jobsync_orm.queue.insertion import Insertion
+from jobsync_orm.queue.new_jobs import Enqueued, NewJob
+from jobsync_orm.queue.places import at, connection_of
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+    from jobsync_orm.queue.places import AnyAsyncPlace, AnyPlace
+
+__all__ = ["EnqueueCalls"]
+
+After = int | Enqueued | Iterable[int | Enqueued]
+Seconds = float | datetime.timedelta
+
+
+class EnqueueCalls(QueueCore):
+    """The part of a queue that puts jobs in."""
+
+    @overload
+    def enqueue(
+        self,
+        where: AnyPlace,
+        type: str,
+        payload: Mapping[str, Any] | Any = None,
+        *,
+        priority: int = 0,
+        key: Any = None,
+        idempotency_key: Any = None,
+        run_at: datetime.datetime | None = None,
+        delay: Seconds | None = None,
+        after: After = (),
+        max_retries: int | None = None,
+        timeout: Seconds | None = None,
+        check: bool | None = None,
+    ) -> Enqueued: ...
+
+    @overload
+    def enqueue(
+        self,
+        where: AnyAsyncPlace,
+        type: str,
+        payload: Mapping[str, Any] | Any = None,
+        *,
+        priority: int = 0,
+        key: Any = None,
+        idempotency_key: Any = None,
+        run_at: datetime.datetime | None = None,
+        delay: Seconds | None = None,
+        after: After = (),
+        max_retries: int | None = None,
+        timeout: Seconds | None = None,
+        check: bool | None = None,
+    ) -> Coroutine[Any, Any, Enqueued]: ...
+
+    def enqueue(
+        self,
+        where: Any,
+        type: str,
+        payload: Mapping[str, Any] | Any = None,
+        *,
+        priority: int = 0,
+        key: Any = None,
+        idempotency_key: Any = None,
+        run_at: datetime.datetime | None = None,
+        delay: Seconds | None = None,
+        after: After = (),
+        max_retries: int | None = None,
+        timeout: Seconds | None = None,
+        check: bool | None = None,
+    ) -> Any:
+        """Put a job in, in the present transaction of ``where``.
+
+        Parameters
+        ----------
+        where : Session, scoped_session, Connection, AsyncSession, async_scoped_session or AsyncConnection
+            Whose transaction the job is part of. What a session has pending is flushed first. A session of several
+            engines must have one for ``queue.models.QueuedJob``; else give its connection.
+        type : str
+            Which handler is to run it; 1 to 200 characters.
+        payload : Mapping, or an instance of the handler's payload model
+            The handler's arguments: JSON with text keys. None is an empty one.
+        priority : int
+            The larger goes first; a :class:`~jobsync_orm.JobPriority` or any other.
+        key : str, int, UUID, optional
+            Jobs of one key run one at a time, in the order of their ids, on the node that owns the key's token.
+        idempotency_key : str, int, UUID, optional
+            If there is a live job of this type with the same, nothing is enqueued and that one is returned.
+        run_at : datetime, optional
+            Not before this moment; with a time zone. One in the past is now.
+        delay : float or timedelta, optional
+            The same as seconds from now, by the database's clock.
+        after : int, Enqueued, or several
+            Jobs that must have completed before.
+        max_retries : int, optional
+            How often it may fail and be tried again. None takes the handler's if it is registered here, else 3.
+        timeout : float or timedelta, optional
+            Seconds an attempt may take. None takes the handler's if it is registered here, else 3600.
+        check : bool, optional
+            Whether a handler for ``type`` must be registered here. None takes the queue's ``check_types``.
+
+        Returns
+        -------
+        Enqueued
+            The job's id and state, and whether it is new. For an async ``where`` an awaitable of it.
+
+        Raises
+        ------
+        InvalidPayload
+            The payload is no JSON object PostgreSQL can keep, is too large, or does not fit its handler.
+        InvalidJob
+            Another value that cannot be.
+        UnknownJobType
+            No handler for ``type`` is registered here, and that was to be checked.
+        UnknownJob
+            One of ``after`` is not there.
+        ConfigurationError
+            ``where`` is something else, or no transaction on PostgreSQL.
+        sqlalchemy.exc.DBAPIError
+            With an ``idempotency_key`` under REPEATABLE READ or SERIALIZABLE, with SQLSTATE 40001: another transaction
+            has enqueued the same meanwhile. Repeat the transaction.
+        """
+        new = NewJob(
+            type,
+            payload,
+            priority=priority,
+            key=key,
+            idempotency_key=idempotency_key,
+            run_at=run_at,
+            delay=delay,
+            after=after,
+            max_retries=max_retries,
+            timeout=timeout,
+        )
+        columns = new.columns(self, self._checks(check))
+        return at(where, lambda place: self._insertion.one(self._connection(place), columns))
+
+    def submit(
+        self,
+        type: str,
+        payload: Mapping[str, Any] | Any = None,
+        *,
+        priority: int = 0,
+        key: Any = None,
+        idempotency_key: Any = None,
+        run_at: datetime.datetime | None = None,
+        delay: Seconds | None = None,
+        after: After = (),
+        max_retries: int | None = None,
+        timeout: Seconds | None = None,
+        check: bool | None = None,
+    ) -> Enqueued:
+        """:meth:`enqueue` in a transaction of its own, for a caller that has none. The job is there on return.
+
+        Should the connection break on the way, it may or may not be: then an ``idempotency_key`` makes it safe to call
+        again.
+        """
+        new = NewJob(
+            type,
+            payload,
+            priority=priority,
+            key=key,
+            idempotency_key=idempotency_key,
+            run_at=run_at,
+            delay=delay,
+            after=after,
+            max_retries=max_retries,
+            timeout=timeout,
+        )
+        columns = new.columns(self, self._checks(check))
+        with self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            return self._insertion.one(connection, columns)
+
+    async def submit_async(
+        self,
+        type: str,
+        payload: Mapping[str, Any] | Any = None,
+        **options: Any,
+    ) -> Enqueued:
+        """:meth:`submit`, with the same options, for a coroutine."""
+        return await asyncio.to_thread(self.submit, type, payload, **options)
+
+    @cached_property
+    def _insertion(self) -> Insertion:
+        return Insertion(self.names)
+
+    @cached_property
+    def _mapper(self) -> Any:
+        return inspect(self.models.QueuedJob)
+
+    def _checks(self, check: bool | None) -> bool:
+        return self.check_types if check is None else check
+
+    def _connection(self, place: Session | Connection) -> Connection:
+        return connection_of(place, self._mapper)
