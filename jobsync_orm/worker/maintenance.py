@@ -25,8 +25,9 @@ from dataclasses import dataclass
 
 from jobsync_orm.coordinator.session import Session, array
 from jobsync_orm.queue.statements import QueueStatements
+from jobsync_orm.worker.attempts import Why
 
-__all__ = ["Figures", "Held", "Orders", "Place", "Presence", "Promotion", "Rescue", "Unblocking"]
+__all__ = ["Figures", "Orders", "Place", "Presence", "Promotion", "Rescue", "Unblocking"]
 
 logger = logging.getLogger("jobsync_orm")
 
@@ -36,6 +37,9 @@ Ready = Callable[[list[Place]], None]
 
 # Seconds that a statement may take.
 ANSWER_SEC = 10.0
+
+# The same for the last one of a worker that stops: others remove its row if it does not come to that.
+LEAVE_SEC = 2.0
 
 # Jobs that one statement changes at most: more than that would hold up the claims.
 BATCH = 1000
@@ -215,24 +219,23 @@ class Unblocking:
         The SQL.
     node : str
         This worker.
+    waiting : set of int
+        Jobs that waited for one that has completed, as the answer to :attr:`QueueStatements.settle` names them. What
+        has been looked at is taken out.
     ready : callable
         Gets the places of the jobs that became ready.
     """
 
-    def __init__(self, statements: QueueStatements, node: str, ready: Ready) -> None:
+    def __init__(self, statements: QueueStatements, node: str, waiting: set[int], ready: Ready) -> None:
         self._statements = statements
         self._node = node
+        self._waiting = waiting
         self._ready = ready
-        self._waiting: set[int] = set()
         self._sweep = _Timer(SWEEP_SEC)
         self._after = 0
 
-    def completed(self, waiting: Iterable[int]) -> None:
-        """These jobs waited for one that has completed; :attr:`QueueStatements.settle` answers with them."""
-        self._waiting.update(waiting)
-
     def due_at(self) -> float:
-        """At once after :meth:`completed`; a look at all that are blocked every five seconds."""
+        """At once if jobs are waiting; a look at all that are blocked every five seconds."""
         return 0.0 if self._waiting else self._sweep.at
 
     def woken(self, payloads: set[str]) -> None:
@@ -241,9 +244,9 @@ class Unblocking:
     def run(self, session: Session) -> None:
         """Those that were named, and a part of all that wait if that is due."""
         if self._waiting:
-            # Forgotten even if this fails: the sweep finds them.
-            named, self._waiting = self._waiting, set()
-            ((places,),) = session.execute(self._statements.unblock, array(sorted(named)), timeout=ANSWER_SEC)
+            named = sorted(self._waiting)
+            self._waiting.clear()  # even if this fails: the sweep finds them
+            ((places,),) = session.execute(self._statements.unblock, array(named), timeout=ANSWER_SEC)
             self._ready(_places(places))
         if time.monotonic() < self._sweep.at:
             return
@@ -261,14 +264,6 @@ class Unblocking:
             self._ready(found)
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """An attempt that this worker has in hand."""
-
-    job_id: int
-    attempt: int
-
-
 class Orders:
     """Reads what this worker is told to leave alone: paused types, and attempts to give up.
 
@@ -277,26 +272,28 @@ class Orders:
     statements : QueueStatements
         The SQL.
     held : callable
-        The attempts that have been in hand for a moment. Those that come and go within one look need not be among them.
+        Job id and number of the attempts that have been in hand for a moment. Those that come and go between two looks
+        need not be among them.
+    pause : callable
+        Gets the paused types whenever they have changed; the empty text stands for all.
     give_up : callable
-        Gets an attempt of those, and why: ``"cancelled"``, or ``"lost"`` if somebody else has the job, or it is gone.
+        Gets id and number of an attempt of those, and why: ``"cancelled"``, or ``"lost"`` if somebody else has the job,
+        or it is gone.
     """
 
     def __init__(
         self,
         statements: QueueStatements,
-        held: Callable[[], Sequence[Held]],
-        give_up: Callable[[Held, str], None],
+        held: Callable[[], Iterable[tuple[int, int]]],
+        pause: Callable[[frozenset[str]], None],
+        give_up: Callable[[int, int, Why], None],
     ) -> None:
         self._sql = statements.orders
         self._held = held
+        self._pause = pause
         self._give_up = give_up
         self._timer = _Timer(ORDERS_SEC)
-        self.paused: frozenset[str] = frozenset()
-
-    def pauses(self, type: str) -> bool:
-        """Whether jobs of this type are not to be taken."""
-        return type in self.paused or "" in self.paused
+        self._paused: frozenset[str] = frozenset()
 
     def due_at(self) -> float:
         """Every second, and at once after a control message."""
@@ -310,14 +307,16 @@ class Orders:
     def run(self, session: Session) -> None:
         """One look."""
         self._timer.begin()
-        held = {(h.job_id, h.attempt): h for h in self._held()}
+        held = list(self._held())
         ((paused, leave),) = session.execute(
             self._sql, array(id for id, _ in held), array(attempt for _, attempt in held), timeout=ANSWER_SEC
         )
         self._timer.end()
-        self.paused = frozenset(json.loads(paused or "[]"))
+        if (types := frozenset(json.loads(paused or "[]"))) != self._paused:
+            self._paused = types
+            self._pause(types)
         for id, attempt, cancel in json.loads(leave or "[]"):
-            self._give_up(held[id, attempt], "cancelled" if cancel else "lost")
+            self._give_up(id, attempt, "cancelled" if cancel else "lost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,4 +404,4 @@ class Presence:
     def leave(self, session: Session) -> None:
         """Remove the row, as the worker stops."""
         if incarnation := self._incarnation():
-            session.execute(self._statements.absence, self._node, incarnation, timeout=ANSWER_SEC)
+            session.execute(self._statements.absence, self._node, incarnation, timeout=LEAVE_SEC)

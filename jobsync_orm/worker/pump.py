@@ -128,6 +128,10 @@ class Pump:
         """Attempts that are claimed and not written down yet, the oldest first, by job id and attempt."""
         self.waiting: set[int] = set()
         """Ids of jobs that waited for one that has completed since."""
+        self.delayed: Callable[[float], None] | None = None
+        """Told in how many seconds a job is due that has just been written down as to be run again."""
+        self.farewells: list[Callable[[Session], None]] = []
+        """Done last, when everything is written down."""
         self.room = Room(batch)
         self.turned_at = time.monotonic()
         """When the last turn went through without a failure."""
@@ -368,6 +372,8 @@ class Pump:
                 self.look_again(attempt.job.type, attempt.job.priority)
             elif outcome in (AttemptOutcome.FAILED, AttemptOutcome.TIMEOUT, AttemptOutcome.DISCARDED):
                 counters.failed += 1
+            if ending.delay is not None and self.delayed is not None:
+                self.delayed(ending.delay)
         counters.completed += completed
         if waiting:
             self.waiting.update(waiting)
@@ -578,6 +584,7 @@ class Pump:
         while True:
             self._take_reports()
             if not len(self._finishing):
+                self._say_farewell()
                 return
             try:
                 if not self._session.is_open:
@@ -596,6 +603,15 @@ class Pump:
             self.node_name,
             len(self._finishing),
         )
+
+    def _say_farewell(self) -> None:
+        if not self._session.is_open:
+            return  # others will notice
+        try:
+            for farewell in self.farewells:
+                farewell(self._session)
+        except (SessionLost, StatementFailed) as error:
+            logger.warning("%s: %s while stopping", self.node_name, error)
 
 
 def _no_look(at: float) -> None:

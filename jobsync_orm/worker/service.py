@@ -18,6 +18,7 @@ from jobsync_orm.job import Job
 from jobsync_orm.worker.names import FreeName
 from jobsync_orm.worker.pump import LEAVE_SEC, Pump
 from jobsync_orm.worker.threads import ThreadExecutor
+from jobsync_orm.worker.upkeep import Upkeep
 
 if TYPE_CHECKING:
     from jobsync_orm.queue import Handler, JobQueue
@@ -98,6 +99,7 @@ class JobWorker:
         self._lifecycle = threading.RLock()
         self._job: Job | None = None
         self._pump: Pump | None = None
+        self._upkeep: Upkeep | None = None
         self._stopping = threading.Event()
         self._stopped = False
         self._pid = os.getpid()
@@ -186,7 +188,7 @@ class JobWorker:
             return job
         config = self.queue.config
         if self._node_name is not None:
-            return Job(self._node_name, config, wait_on_enter=ENTER_SEC).start()
+            return self._node(self._node_name, ENTER_SEC).start()
         if config.create_tables:
             from jobsync_orm import migrate
 
@@ -195,7 +197,7 @@ class JobWorker:
         with FreeName(config) as free:
             while True:
                 try:
-                    return Job(free.next(), config, wait_on_enter=max(1.0, until - time.monotonic())).start()
+                    return self._node(free.next(), max(1.0, until - time.monotonic())).start()
                 except NodeNameInUse:
                     # A live one that was just making its connection anew.
                     if time.monotonic() > until:
@@ -204,6 +206,13 @@ class JobWorker:
                     if time.monotonic() > until:
                         raise TimeoutError(f"the database could not be reached: {lost}") from lost
                     time.sleep(0.5)
+
+    def _node(self, name: str, wait_sec: float) -> Job:
+        return Job(name, self.queue.config, wait_on_enter=wait_sec, on_rebalance=self._rebalanced)
+
+    def _rebalanced(self) -> None:
+        if self._upkeep is not None:
+            self._upkeep.rebalanced()
 
     def _make_pump(self, job: Job, handlers: dict[str, Handler]) -> Pump:
         pump = Pump(
@@ -220,6 +229,7 @@ class JobWorker:
             pump.executors["thread"] = ThreadExecutor(self.queue, self.concurrency, pump.report, name)
         if missing := kinds - pump.executors.keys():
             raise ConfigurationError(f"handlers of kind {', '.join(sorted(missing))} cannot be run yet")
+        self._upkeep = Upkeep(pump, lambda: job.incarnation, self.concurrency, self._poll_sec)
         return pump
 
     def stop(self, grace_sec: float | None = None) -> None:

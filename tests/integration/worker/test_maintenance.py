@@ -19,7 +19,6 @@ from jobsync_orm.queue.statements import SESSION, QueueStatements
 from jobsync_orm.worker.maintenance import (
     BATCH,
     Figures,
-    Held,
     Orders,
     Place,
     Presence,
@@ -411,15 +410,19 @@ class TestUnblocking:
         return Ready()
 
     @pytest.fixture
-    def duty(self, table: Table, statements: QueueStatements, ready: Ready) -> Unblocking:
+    def waiting(self) -> set[int]:
+        return set()
+
+    @pytest.fixture
+    def duty(self, table: Table, statements: QueueStatements, waiting: set[int], ready: Ready) -> Unblocking:
         table.node("w", ALIVE)
         table.all(
             "INSERT INTO sync_job_worker (node, incarnation, types, concurrency) VALUES ('w', %s, '{}', 1)", ALIVE
         )
-        return Unblocking(statements, "w", ready)
+        return Unblocking(statements, "w", waiting, ready)
 
     def test_named_jobs_become_ready_when_all_have_completed(
-        self, table: Table, session: Session, duty: Unblocking, ready: Ready
+        self, table: Table, session: Session, duty: Unblocking, waiting: set[int], ready: Ready
     ) -> None:
         duty.run(session)  # a sweep with nothing to find
         done, failed, running = (table.job(state=s) for s in ("completed", "failed", "processing"))
@@ -430,7 +433,7 @@ class TestUnblocking:
         table.depends(early, done, running)
         table.depends(later, done)
         assert not is_due(duty)
-        duty.completed([free, stuck, early, later])
+        waiting.update([free, stuck, early, later])
         assert is_due(duty)
         duty.run(session)
         states = [table.state(id) for id in (free, stuck, early, later)]
@@ -465,15 +468,16 @@ class TestUnblocking:
     ) -> None:
         done, last = table.job(state="completed"), table.job(state="blocked")
         table.depends(last, done)
-        Unblocking(statements, "x", Ready()).run(session)
+        Unblocking(statements, "x", set(), Ready()).run(session)
         assert table.state(last) == "blocked"
 
 
 class TestOrders:
     def test_pauses(self, table: Table, session: Session, statements: QueueStatements) -> None:
-        duty = Orders(statements, list, lambda *_: None)
+        told: list[frozenset[str]] = []
+        duty = Orders(statements, list, told.append, lambda *_: None)
         duty.run(session)
-        assert not duty.pauses("a")
+        assert not told
         table.all("INSERT INTO sync_job_pause (type) VALUES ('a')")
         assert not is_due(duty)
         duty.woken({'[["a", 0, false]]', ""})
@@ -481,13 +485,12 @@ class TestOrders:
         duty.woken({'{"control": true}'})
         assert is_due(duty)
         duty.run(session)
-        assert (duty.pauses("a"), duty.pauses("b")) == (True, False)
+        duty.run(session)
         table.all("INSERT INTO sync_job_pause (type) VALUES ('')")
         duty.run(session)
-        assert duty.pauses("b")
         table.all("DELETE FROM sync_job_pause")
         duty.run(session)
-        assert not duty.pauses("a")
+        assert told == [{"a"}, {"a", ""}, set()]
 
     def test_attempts_to_give_up(self, table: Table, session: Session, statements: QueueStatements) -> None:
         kept = table.job(state="processing", attempt=2)
@@ -495,10 +498,11 @@ class TestOrders:
         taken = table.job(state="processing", attempt=3, cancel_requested=True)
         freed = table.job(state="pending", attempt=2)
         done = table.job(state="completed", attempt=2)  # by this attempt, whose handler is about to return
-        held = [Held(id, 2) for id in (kept, cancelled, taken, freed, done, 10**9)]
-        given_up: dict[int, str] = {}
-        Orders(statements, lambda: held, lambda h, why: given_up.update({h.job_id: why})).run(session)
-        assert given_up == {cancelled: "cancelled", taken: "lost", freed: "lost", 10**9: "lost"}
+        gone = 10**9
+        held = [(id, 2) for id in (kept, cancelled, taken, freed, done, gone)]
+        told: set[tuple[int, int, str]] = set()
+        Orders(statements, lambda: held, lambda _: None, lambda *one: told.add(one)).run(session)
+        assert told == {(cancelled, 2, "cancelled"), (taken, 2, "lost"), (freed, 2, "lost"), (gone, 2, "lost")}
 
 
 class TestPresence:

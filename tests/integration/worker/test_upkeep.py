@@ -1,0 +1,127 @@
+"""The duties in workers that run: what is asked of the queue happens, and soon."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from jobsync_orm import JobContext, JobQueue, JobWorker
+from tests.integration.cluster import wait_for
+from tests.integration.worker.conftest import Jobs
+
+Start = Callable[..., JobWorker]
+
+
+def test_scheduled_jobs_run_at_their_moment(queue: JobQueue, start_worker: Start, jobs: Jobs) -> None:
+    ran: list[float] = []
+    queue.register("t", lambda ctx, **_: ran.append(time.time()))
+    jobs.sql("INSERT INTO sync_job (type, state, run_at) VALUES ('t', 'scheduled', now() + interval '2 s')")
+    start_worker(poll_sec=60)
+    jobs.wait(completed=1)
+    ((due,),) = jobs.sql("SELECT extract(epoch FROM run_at)::float8 FROM sync_job")
+    assert due <= ran[0]
+
+
+def test_a_backed_off_job_is_tried_again_when_it_is_due(queue: JobQueue, start_worker: Start, jobs: Jobs) -> None:
+    from jobsync_orm import Retry
+
+    def once(ctx: JobContext, **_: Any) -> None:
+        if ctx.attempt == 1:
+            raise Retry(after=0.2)
+
+    queue.register("t", once)
+    jobs.add("t")
+    start_worker(poll_sec=60)
+    jobs.wait(completed=1)
+    assert jobs.sql("SELECT attempt, failures FROM sync_job") == [(2, 1)]
+
+
+def test_dependants_run_after_the_last_one_has_completed(queue: JobQueue, start_worker: Start, jobs: Jobs) -> None:
+    order: list[int] = []
+    queue.register("t", lambda ctx, **_: order.append(ctx.id))
+    first, second, third = jobs.add("t", 3)
+    jobs.sql("UPDATE sync_job SET state = 'blocked' WHERE id <> %s", first)
+    jobs.sql("INSERT INTO sync_job_dependency VALUES (%s, %s), (%s, %s)", first, second, second, third)
+    start_worker()
+    jobs.wait(completed=3)
+    assert order == [first, second, third]
+
+
+def test_paused_types_are_not_claimed_until_they_are_resumed(queue: JobQueue, start_worker: Start, jobs: Jobs) -> None:
+    queue.register("a", lambda ctx, **_: None)
+    queue.register("b", lambda ctx, **_: None)
+    queue.pause("a")
+    worker = start_worker()
+    jobs.add("a")
+    jobs.add("b")
+    jobs.wait(pending=1, completed=1)
+    queue.resume("a")
+    jobs.wait(completed=2)
+    queue.pause()
+    wait_for(lambda: worker._pump is not None and worker._pump.paused == {""}, "the worker has heard of it")
+    jobs.add("b")
+    jobs.sql(f"NOTIFY {queue.names.queue_channel}")
+    time.sleep(0.3)
+    assert jobs.states() == {"completed": 2, "pending": 1}
+    queue.resume()
+    jobs.wait(completed=3)
+
+
+def test_a_running_job_is_cancelled(queue: JobQueue, start_worker: Start, jobs: Jobs) -> None:
+    begun = threading.Event()
+
+    def wait(ctx: JobContext, **_: Any) -> None:
+        begun.set()
+        ctx.cancelled.wait(30)
+        ctx.check()
+
+    queue.register("t", wait)
+    start_worker()
+    (job,) = jobs.add("t")
+    assert begun.wait(30)
+    queue.cancel(job)
+    jobs.wait(cancelled=1)
+
+
+def test_a_job_that_was_given_to_others_is_given_up(queue: JobQueue, start_worker: Start, jobs: Jobs) -> None:
+    begun, told = threading.Event(), threading.Event()
+
+    def wait(ctx: JobContext, **_: Any) -> None:
+        if ctx.attempt == 1:
+            begun.set()
+            ctx.cancelled.wait(30)
+            told.set()
+
+    queue.register("t", wait)
+    worker = start_worker()
+    jobs.add("t")
+    assert begun.wait(30)
+    jobs.sql("UPDATE sync_job SET deadline = now() - interval '1 s'")
+    assert worker._upkeep is not None
+    worker._upkeep.rescue._overdue.at = 0  # at once, not within five seconds
+    jobs.wait(completed=1)
+    assert told.wait(10)
+    assert jobs.sql("SELECT attempt, failures FROM sync_job") == [(2, 1)]
+    assert jobs.outcomes() == {"died": 1, "completed": 1}
+
+
+def test_the_workers_row(queue: JobQueue, start_worker: Start, jobs: Jobs) -> None:
+    begun, end = threading.Event(), threading.Event()
+
+    def wait(ctx: JobContext, **_: Any) -> None:
+        begun.set()
+        end.wait(30)
+
+    queue.register("t", wait)
+    queue.register("u", lambda ctx, **_: None)
+    worker = start_worker(node_name="w1", concurrency=3)
+    jobs.add("t")
+    jobs.add("u", 5)
+    assert begun.wait(30)
+    figures = "SELECT node, types, concurrency, running, completed, failed FROM sync_job_worker"
+    wait_for(lambda: jobs.sql(figures) == [("w1", ["t", "u"], 3, 1, 5, 0)], "the row says what it does")
+    end.set()
+    worker.stop()
+    assert jobs.sql(figures) == []
