@@ -19,7 +19,7 @@ def application() -> typer.Typer:
     """The whole command line."""
     import typer
 
-    from jobsync_orm.cli import db, demo
+    from jobsync_orm.cli import db, demo, worker
 
     app = typer.Typer(
         help="Share one PostgreSQL table between several workers.",
@@ -29,6 +29,7 @@ def application() -> typer.Typer:
     )
     app.add_typer(db.app, name="db")
     app.command()(demo.demo)
+    app.command()(worker.worker)
 
     def show_version(wanted: bool) -> None:
         if wanted:

@@ -1,0 +1,109 @@
+"""``jobsync-orm worker``: run the jobs of a queue until SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from sqlalchemy.exc import DBAPIError
+
+from jobsync_orm import JobQueue, JobWorker
+from jobsync_orm.exceptions import JobsyncError
+
+__all__ = ["worker"]
+
+FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class NoQueue(Exception):
+    """The queue named on the command line is not to be had; the message says why."""
+
+
+def worker(
+    queue: Annotated[str, typer.Argument(metavar="MODULE:QUEUE", help="Where the JobQueue is, as shop.jobs:queue.")],
+    concurrency: Annotated[int, typer.Option(help="How many jobs run at once in threads.")] = 8,
+    types: Annotated[
+        str | None, typer.Option(help="Job types to run, separated by commas; all with a handler if not given.")
+    ] = None,
+    node_name: Annotated[
+        str | None, typer.Option(help="Name of this worker; the first free HOST-1, HOST-2, ... if not given.")
+    ] = None,
+    grace: Annotated[
+        float, typer.Option(help="Seconds that SIGTERM waits for running jobs; the others are given back.")
+    ] = 30,
+    app_dir: Annotated[Path, typer.Option(help="Folder from which MODULE is imported.")] = Path(),
+    log_level: Annotated[
+        str, typer.Option(help="DEBUG, INFO, WARNING or ERROR, unless the application sets up logging itself.")
+    ] = "INFO",
+) -> None:
+    """Run the jobs of a queue until SIGTERM or Ctrl-C.
+
+    It then claims nothing more, waits for what runs, gives back what has not ended by then, and exits with 0. A second
+    signal does not wait. Give the supervisor more time than --grace before it kills.
+    """
+    level = logging.getLevelNamesMapping().get(log_level.upper())
+    if level is None:
+        raise typer.BadParameter(f"{log_level!r} is none of DEBUG, INFO, WARNING, ERROR", param_hint="--log-level")
+    try:
+        found = find_queue(queue, app_dir)
+    except NoQueue as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error
+    # Does nothing if the application has set up its logging when it was imported.
+    logging.basicConfig(level=level, stream=sys.stderr, format=FORMAT)
+    try:
+        chosen = None if types is None else [name.strip() for name in types.split(",") if name.strip()]
+        JobWorker(found, concurrency, types=chosen, node_name=node_name, grace_sec=grace).run()
+    except (JobsyncError, TimeoutError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error
+    except DBAPIError as error:
+        typer.echo(f"error: {error.orig}", err=True)
+        raise typer.Exit(2) from error
+
+
+def find_queue(target: str, app_dir: Path) -> JobQueue:
+    """Import the queue that ``target`` names.
+
+    Parameters
+    ----------
+    target : str
+        ``module:attribute``; the attribute may have dots.
+    app_dir : Path
+        Put in front of ``sys.path``.
+
+    Raises
+    ------
+    NoQueue
+        There is none. An error that the module raises itself comes out as it is.
+    """
+    module_name, colon, attribute = target.partition(":")
+    if not (module_name and colon and attribute) or module_name.startswith("."):
+        raise NoQueue(f"{target!r} must be MODULE:QUEUE, as in shop.jobs:queue")
+    folder = app_dir.resolve()
+    if not folder.is_dir():
+        raise NoQueue(f"--app-dir: there is no folder {folder}")
+    sys.path.insert(0, str(folder))
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        # One that the module itself misses is an error of the application's, and is shown with where it comes from.
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise NoQueue(f"there is no module {error.name!r} in {folder} or where Python looks; see --app-dir") from error
+    found: object = module
+    for name in attribute.split("."):
+        if not hasattr(found, name):
+            queues = sorted(name for name, value in vars(module).items() if isinstance(value, JobQueue))
+            raise NoQueue(
+                f"module {module_name!r} has no {attribute!r}; "
+                + (f"its queues are: {', '.join(queues)}" if queues else "it has no JobQueue at all")
+            )
+        found = getattr(found, name)
+    if not isinstance(found, JobQueue):
+        raise NoQueue(f"{target} is of type {type(found).__name__}, not a JobQueue")
+    return found
