@@ -13,6 +13,8 @@ from jobsync_orm.queue.handlers import Handler, HandlerCalls
 from jobsync_orm.queue.jobs import ClaimedJob, Ending
 from jobsync_orm.queue.new_jobs import Enqueued, NewJob
 from jobsync_orm.queue.outcomes import Discard, Retry, Snooze
+from jobsync_orm.queue.periodic import ScheduleCalls
+from jobsync_orm.queue.schedule import Schedule, ScheduleStatus
 
 __all__ = [
     "Backoff",
@@ -27,11 +29,13 @@ __all__ = [
     "NewJob",
     "Pause",
     "Retry",
+    "Schedule",
+    "ScheduleStatus",
     "Snooze",
 ]
 
 
-class JobQueue(EnqueueCalls, HandlerCalls, ControlCalls):
+class JobQueue(ScheduleCalls, EnqueueCalls, HandlerCalls, ControlCalls):
     """Jobs in the application's own database.
 
     Parameters

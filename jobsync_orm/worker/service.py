@@ -18,6 +18,7 @@ from jobsync_orm.job import Job
 from jobsync_orm.worker.names import FreeName
 from jobsync_orm.worker.pump import LEAVE_SEC, Pump
 from jobsync_orm.worker.threads import ThreadExecutor
+from jobsync_orm.worker.ticking import Ticking
 from jobsync_orm.worker.upkeep import Upkeep
 
 if TYPE_CHECKING:
@@ -222,6 +223,9 @@ class JobWorker:
             handlers,
             batch=self._batch,
             poll_sec=self._poll_sec,
+        )
+        pump.duties.append(
+            Ticking(self.queue.statements, self.queue.periodic_jobs, self.queue.names.queue_channel, job.node_name)
         )
         kinds = {handler.kind for handler in handlers.values()}
         if "thread" in kinds:
