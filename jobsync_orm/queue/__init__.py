@@ -54,6 +54,9 @@ class JobQueue(ScheduleCalls, EnqueueCalls, HandlerCalls, ControlCalls):
     check_types : bool
         Whether enqueueing a job raises ``UnknownJobType`` if no handler for its type is registered here, unless the
         call says otherwise.
+    wake : bool
+        Whether workers are told at once of jobs that are ready, by a thread and a connection of this process. Without
+        it they find them when they look by themselves, within a second.
 
     Raises
     ------

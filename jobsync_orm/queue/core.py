@@ -36,6 +36,7 @@ class QueueCore:
         max_payload_bytes: int = 1_000_000,
         ageing_sec: float = 60,
         check_types: bool = False,
+        wake: bool = True,
     ) -> None:
         if (config is None) == (engine is None):
             raise ConfigurationError("JobQueue needs either a CoordinationConfig or engine=..., to know its database")
@@ -51,6 +52,7 @@ class QueueCore:
         self.max_payload_bytes = max_payload_bytes
         self.ageing_sec = float(ageing_sec)
         self.check_types = bool(check_types)
+        self.wakes = bool(wake)
         self.handlers: dict[str, Handler] = {}
         self.session_factory = session_factory
         self._engine: Engine | None = None

@@ -22,10 +22,13 @@ from typing import TYPE_CHECKING, Any, overload
 
 from sqlalchemy import Connection, inspect
 
+from jobsync_orm.models.states import JobState
+from jobsync_orm.queue.commits import tell_at_commit
 from jobsync_orm.queue.core import QueueCore
 from jobsync_orm.queue.insertion import Insertion
 from jobsync_orm.queue.new_jobs import Enqueued, NewJob
 from jobsync_orm.queue.places import at, connection_of
+from jobsync_orm.queue.waker import QueueWaker
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -157,7 +160,7 @@ class EnqueueCalls(QueueCore):
             timeout=timeout,
         )
         columns = new.columns(self, self._checks(check))
-        return at(where, lambda place: self._insertion.one(self._connection(place), columns))
+        return at(where, lambda place: self._put(place, columns))
 
     def submit(
         self,
@@ -193,7 +196,7 @@ class EnqueueCalls(QueueCore):
         )
         columns = new.columns(self, self._checks(check))
         with self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            return self._insertion.one(connection, columns)
+            return self._put(connection, columns)
 
     async def submit_async(
         self,
@@ -209,11 +212,33 @@ class EnqueueCalls(QueueCore):
         return Insertion(self.names)
 
     @cached_property
+    def _waker(self) -> QueueWaker:
+        return QueueWaker(self.config, self.statements)
+
+    @cached_property
     def _mapper(self) -> Any:
         return inspect(self.models.QueuedJob)
 
     def _checks(self, check: bool | None) -> bool:
         return self.check_types if check is None else check
+
+    def _put(self, place: Session | Connection, columns: dict[str, str]) -> Enqueued:
+        connection = self._connection(place)
+        job = self._insertion.one(connection, columns)
+        if self.wakes and job.created:
+            if job.state is JobState.PENDING:
+                lane = (columns["type"], int(columns.get("priority", 0)), "key" in columns)
+                tell_at_commit(place, connection, self._waker, {lane}, set())
+            elif job.state is JobState.BLOCKED:
+                tell_at_commit(place, connection, self._waker, set(), {job.id})
+        return job
+
+    def dispose(self) -> None:
+        """Close what the queue opened itself, and end its threads. It may be used again afterwards."""
+        waker = self.__dict__.get("_waker")
+        if waker is not None:
+            waker.close()
+        super().dispose()
 
     def _connection(self, place: Session | Connection) -> Connection:
         return connection_of(place, self._mapper)
