@@ -32,6 +32,7 @@ __all__ = [
     "NotRunning",
     "OwnershipLost",
     "PooledConnection",
+    "ProcessDied",
     "SchemaNotReady",
     "SessionMisused",
     "UnknownJob",
@@ -222,3 +223,7 @@ class JobCancelled(JobsyncError):
 
 class JobTimeout(JobsyncError, TimeoutError):
     """An attempt took longer than its job's ``timeout``."""
+
+
+class ProcessDied(JobsyncError):
+    """The child process that ran an attempt ended by itself. The message says by which signal, or with which code."""
