@@ -110,7 +110,7 @@ async def execute_async(queue: QueueCore, handler: Handler, job: ClaimedJob, con
         context.over = True
         if context.transaction is not None:
             return await _commit_async(queue, handler, job, context, value, began)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, GeneratorExit):  # the latter: its loop has ended, and left it behind
         raise
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
