@@ -138,6 +138,13 @@ class Life:
                 if engine is not None and engine is not getattr(self.coordination_config, "engine", None):
                     engine.dispose()
 
+    def give_up(self) -> None:
+        """Make a :meth:`start` that waits in another thread leave the cluster and raise :class:`NotRunning`. Returns at
+        once."""
+        self._given_up = True
+        if self._coordinator is not None:
+            self._coordinator.give_up()
+
     # What the parts of a job have to do at these moments.
 
     def _reset(self) -> None:
@@ -166,9 +173,7 @@ class Life:
         except asyncio.CancelledError:
             # The thread cannot be cancelled, and there may be no other one to spare: tell start() to give up, which
             # leaves the cluster, and wait for it.
-            self._given_up = True
-            if self._coordinator is not None:
-                self._coordinator.give_up()
+            self.give_up()
             await asyncio.gather(starting, return_exceptions=True)
             raise
 

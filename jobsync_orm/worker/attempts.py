@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Attempt", "Executor", "Report", "Why"]
 
-Why = Literal["timeout", "cancelled", "lost"]
+Why = Literal["timeout", "cancelled", "lost", "stopping"]
 
 
 class Attempt:
@@ -64,8 +64,9 @@ else:
 
 
 class Executor(Protocol):
-    """Runs attempts of one kind of handler. All calls but the constructor come from the pump's thread.
+    """Runs attempts of one kind of handler.
 
+    The pump's thread submits and withdraws; the rest may be called by any. Nothing but ``stop`` takes long.
     Its constructor is given a ``report``, to be called once for each attempt when it has ended, from any thread: it
     never blocks nor raises. An attempt must be counted as ended in ``free`` before it is reported.
     """
@@ -86,10 +87,24 @@ class Executor(Protocol):
         """Give back all that wait for a slot; they are not run, and not reported."""
 
     def give_up(self, attempt: Attempt, why: Why) -> None:
-        """End it if it runs, or see to it that its end does not matter: its slot is free for another one.
+        """End it if it runs. What cannot be ended is told, and at its timeout its slot is free for another one.
 
-        ``timeout`` and ``cancelled`` are reported as such; ``lost`` is not, somebody else has the job.
+        It is reported as what it was given up for; ``lost`` is not, somebody else has the job. Nothing happens if it
+        has ended already.
         """
 
+    def running(self) -> list[Attempt]:
+        """What has begun and not ended."""
+
+    def look(self, now: float) -> None:
+        """See after what takes time; called a few times a second with ``time.monotonic()``."""
+
+    @property
+    def abandoned(self) -> int:
+        """How many attempts go on that nobody waits for any more. With very many of them nothing is free."""
+
+    def problems(self) -> list[str]:
+        """What is wrong, for the worker's health."""
+
     def stop(self, grace_sec: float) -> None:
-        """Take nothing more, and wait ``grace_sec`` for what runs. Nothing waits for a slot any more."""
+        """Take nothing more, wait ``grace_sec`` for what runs, and give up the rest. May be called again."""

@@ -575,6 +575,9 @@ class Pump:
     def _leave(self) -> None:
         """Give back what has not ended, and write everything down."""
         self._give_back_unbegun()
+        # What can be ended is ended before its job is given to others; threads are told.
+        for executor in self.executors.values():
+            executor.stop(0)
         self._take_reports()
         unfinished = [attempt for attempt in self.under_way.values() if not attempt.over]
         for attempt in unfinished:

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
-import signal
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from jobsync_orm.coordinator.session import SessionLost
 from jobsync_orm.exceptions import ConfigurationError, NodeNameInUse, NotRunning
 from jobsync_orm.job import Job
+from jobsync_orm.worker.event_loop import EventLoopExecutor
 from jobsync_orm.worker.names import FreeName
+from jobsync_orm.worker.processes import ProcessExecutor
 from jobsync_orm.worker.pump import LEAVE_SEC, Pump
+from jobsync_orm.worker.signals import StopSignals
 from jobsync_orm.worker.threads import ThreadExecutor
 from jobsync_orm.worker.ticking import Ticking
 from jobsync_orm.worker.upkeep import Upkeep
+from jobsync_orm.worker.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from jobsync_orm.queue import Handler, JobQueue
@@ -35,6 +39,12 @@ _guard = threading.Lock()
 # Longest a worker tries to reach its database when it starts.
 ENTER_SEC = 120.0
 
+# How often a worker in the application's event loop looks whether it is to stop, in seconds.
+STOP_LOOK_SEC = 0.1
+
+# Longest its executors need to give up what runs.
+GIVE_UP_SEC = 5.0
+
 
 class JobWorker:
     """Runs the jobs of a queue: ``JobWorker(queue, concurrency=8).run()``.
@@ -45,6 +55,11 @@ class JobWorker:
         Whose jobs; its handlers have been registered.
     concurrency : int
         How many jobs run at once in threads.
+    processes : int, optional
+        How many run at once in child processes, of handlers of kind ``"process"``. None takes as many as this
+        process has CPUs.
+    async_concurrency : int
+        How many coroutine handlers run at once, all in one event loop.
     job : Job, optional
         The running node of the cluster that this worker is. None makes one for as long as the worker runs.
     node_name : str, optional
@@ -72,6 +87,8 @@ class JobWorker:
         queue: JobQueue,
         concurrency: int = 8,
         *,
+        processes: int | None = None,
+        async_concurrency: int = 100,
         job: Job | None = None,
         node_name: str | None = None,
         types: Iterable[str] | None = None,
@@ -80,6 +97,10 @@ class JobWorker:
         grace_sec: float = 30,
     ) -> None:
         _check_whole("concurrency", concurrency, 10_000)
+        if processes is None:
+            processes = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        _check_whole("processes", processes, 10_000)
+        _check_whole("async_concurrency", async_concurrency, 10_000)
         _check_whole("batch", batch, 10_000)
         _check_seconds("poll_sec", poll_sec, 0.01)
         _check_seconds("grace_sec", grace_sec, 0)
@@ -89,6 +110,8 @@ class JobWorker:
             raise ConfigurationError(f"types={types!r} must be a list of types, not one text")
         self.queue = queue
         self.concurrency = concurrency
+        self._processes = processes
+        self._async_concurrency = async_concurrency
         self._types = None if types is None else tuple(types)
         for type in self._types or ():
             queue.handler_of(type)
@@ -99,8 +122,10 @@ class JobWorker:
         self._grace_sec = grace_sec
         self._lifecycle = threading.RLock()
         self._job: Job | None = None
+        self._joining: Job | None = None
         self._pump: Pump | None = None
         self._upkeep: Upkeep | None = None
+        self._watchdog: Watchdog | None = None
         self._stopping = threading.Event()
         self._stopped = False
         self._pid = os.getpid()
@@ -166,7 +191,9 @@ class JobWorker:
                         )
                     _taken.add(job)
                 self._pump = self._make_pump(job, handlers)
+                self._watchdog = Watchdog(self._pump.executors, f"jobsync-watchdog-{job.node_name}")
                 self._pump.start()
+                self._watchdog.start()
             except BaseException:
                 self._leave()
                 raise
@@ -189,7 +216,7 @@ class JobWorker:
             return job
         config = self.queue.config
         if self._node_name is not None:
-            return self._node(self._node_name, ENTER_SEC).start()
+            return self._started(self._node_name, ENTER_SEC)
         if config.create_tables:
             from jobsync_orm import migrate
 
@@ -198,7 +225,7 @@ class JobWorker:
         with FreeName(config) as free:
             while True:
                 try:
-                    return self._node(free.next(), max(1.0, until - time.monotonic())).start()
+                    return self._started(free.next(), max(1.0, until - time.monotonic()))
                 except NodeNameInUse:
                     # A live one that was just making its connection anew.
                     if time.monotonic() > until:
@@ -206,10 +233,17 @@ class JobWorker:
                 except SessionLost as lost:
                     if time.monotonic() > until:
                         raise TimeoutError(f"the database could not be reached: {lost}") from lost
-                    time.sleep(0.5)
+                    self._stopping.wait(0.5)
 
-    def _node(self, name: str, wait_sec: float) -> Job:
-        return Job(name, self.queue.config, wait_on_enter=wait_sec, on_rebalance=self._rebalanced)
+    def _started(self, node_name: str, seconds: float) -> Job:
+        """A job of this worker's, running, unless somebody calls :meth:`stop` meanwhile."""
+        self._joining = job = Job(node_name, self.queue.config, wait_on_enter=seconds, on_rebalance=self._rebalanced)
+        try:
+            if self._stopping.is_set():
+                raise NotRunning(f"{node_name} was stopped while it was starting")
+            return job.start()
+        finally:
+            self._joining = None
 
     def _rebalanced(self) -> None:
         if self._upkeep is not None:
@@ -228,11 +262,13 @@ class JobWorker:
             Ticking(self.queue.statements, self.queue.periodic_jobs, self.queue.names.queue_channel, job.node_name)
         )
         kinds = {handler.kind for handler in handlers.values()}
+        name, queue, report = job.node_name, self.queue, pump.report
         if "thread" in kinds:
-            name = f"jobsync-{job.node_name}"
-            pump.executors["thread"] = ThreadExecutor(self.queue, self.concurrency, pump.report, name)
-        if missing := kinds - pump.executors.keys():
-            raise ConfigurationError(f"handlers of kind {', '.join(sorted(missing))} cannot be run yet")
+            pump.executors["thread"] = ThreadExecutor(queue, self.concurrency, report, f"jobsync-{name}")
+        if "async" in kinds:
+            pump.executors["async"] = EventLoopExecutor(queue, self._async_concurrency, report, f"jobsync-loop-{name}")
+        if "process" in kinds:
+            pump.executors["process"] = ProcessExecutor(queue, self._processes, report, name, handlers)
         self._upkeep = Upkeep(pump, lambda: job.incarnation, self.concurrency, self._poll_sec)
         return pump
 
@@ -248,12 +284,12 @@ class JobWorker:
         """
         if os.getpid() != self._pid:
             return
-        self._stopping.set()
+        self._stop_soon()
         grace = self._grace_sec if grace_sec is None else max(0.0, grace_sec)
         pump = self._pump
         if pump is not None:
             pump.drain(grace)
-            if not pump.join(grace + LEAVE_SEC + 1):
+            if not pump.join(grace + GIVE_UP_SEC + LEAVE_SEC):
                 logger.warning("%s: the queue's loop has not ended in time; going on without it", self.node_name)
         with self._lifecycle:
             if not self._stopped:
@@ -265,6 +301,8 @@ class JobWorker:
         if pump is not None:
             for executor in pump.executors.values():
                 executor.stop(0)
+        if self._watchdog is not None:
+            self._watchdog.stop()
         if job is not None:
             with _guard:
                 _taken.discard(job)
@@ -274,34 +312,64 @@ class JobWorker:
     def run(self) -> None:
         """Start, run jobs until SIGTERM or SIGINT or :meth:`stop`, and stop.
 
-        A second signal does not wait for what runs. Outside the main thread no signal is looked for.
+        A second signal does not wait for what runs, and a third one ends the process; see
+        :mod:`jobsync_orm.worker.signals`. Outside of the main thread signals are left alone.
         """
-        before: dict[signal.Signals, Any] = {}
-
-        def on_signal(number: int, frame: FrameType | None) -> None:
-            name = signal.Signals(number).name
-            if self._stopping.is_set():
-                logger.warning("%s again: giving back what runs", name)
-                if self._pump is not None:
-                    self._pump.drain(0)
-            else:
-                logger.info("%s: stopping", name)
-                self._stopping.set()
-
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                before[number] = signal.signal(number, on_signal)
-        try:
-            if not self._stopping.is_set():
-                self.start()
-            while not self._stopping.wait(1.0):
-                pass
-        finally:
+        with self._signals():
             try:
-                self.stop()
+                self._start_unless_stopped()
+                while not self._stopping.wait(1.0):
+                    pass
             finally:
-                for number, handler in before.items():
-                    signal.signal(number, handler)
+                self.stop()
+
+    async def run_async(self) -> None:
+        """:meth:`run`, next to what else the running event loop does: ``await worker.run_async()``.
+
+        The worker has its own threads, and coroutine handlers an event loop of their own. Cancelling this stops the
+        worker as a signal does, and waits for it; cancelling it once more is like a second signal.
+        """
+        with self._signals():
+            try:
+                await self._in_thread(self._start_unless_stopped, self._stop_soon)
+                while not self._stopping.is_set():
+                    await asyncio.sleep(STOP_LOOK_SEC)
+            finally:
+                await self._in_thread(self.stop, self._stop_now)
+
+    async def _in_thread(self, call: Callable[[], object], on_cancel: Callable[[], None]) -> None:
+        """Run ``call``, and wait for its end, whatever comes."""
+        task = asyncio.ensure_future(asyncio.to_thread(call))
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            on_cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            raise
+
+    def _signals(self) -> StopSignals:
+        return StopSignals(self._stop_soon, self._stop_now)
+
+    def _start_unless_stopped(self) -> None:
+        if self._stopping.is_set():
+            return
+        try:
+            self.start()
+        except NotRunning:
+            if not self._stopping.is_set():
+                raise
+
+    def _stop_soon(self) -> None:
+        """Make :meth:`run` stop."""
+        self._stopping.set()
+        joining = self._joining
+        if joining is not None:
+            joining.give_up()
+
+    def _stop_now(self) -> None:
+        """Do not wait for what runs."""
+        if self._pump is not None:
+            self._pump.drain(0)
 
     def __enter__(self) -> Self:
         return self.start()

@@ -1,13 +1,24 @@
-"""Handlers that are plain functions: a fixed number of threads take them from one queue."""
+"""Handlers that are plain functions: a fixed number of threads take them from one queue.
+
+A thread cannot be ended from outside. An attempt that is to end is told by its ``ctx.cancelled``, and a handler that
+may take long looks there now and then, or calls ``ctx.check()``. One that goes on until its timeout is abandoned: the
+attempt ends as such, another thread takes the place of its thread, and nothing it still does is taken. The thread stays
+behind until its function returns; the worker's health says so when many do. A handler that may hang for ever belongs
+into a process (``kind="process"``).
+"""
 
 from __future__ import annotations
 
+import logging
+import sys
 import threading
 import time
+import traceback
+from dataclasses import replace
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from jobsync_orm.queue.execution import execute, failed
+from jobsync_orm.queue.execution import execute, failed, stopped
 
 if TYPE_CHECKING:
     from jobsync_orm.queue import JobQueue
@@ -15,15 +26,24 @@ if TYPE_CHECKING:
 
 __all__ = ["ThreadExecutor"]
 
+logger = logging.getLogger("jobsync_orm")
+
+
+# Of threads left behind, as a multiple of the slots: with more, nothing is claimed.
+MOST_ABANDONED: Final = 4
+
 
 class _Slot:
-    """One thread, and how many attempts it has ended. Each has one writer, so that no lock is needed to count."""
+    """One thread, and how many attempts have ended in its place. Its lock decides who ends an attempt: the thread, or
+    whoever abandons it."""
 
-    __slots__ = ("attempt", "ended", "thread")
+    __slots__ = ("abandoned", "attempt", "ended", "guard", "thread")
 
-    def __init__(self) -> None:
+    def __init__(self, ended: int = 0) -> None:
+        self.guard = threading.Lock()
         self.attempt: Attempt | None = None
-        self.ended = 0
+        self.ended = ended
+        self.abandoned = False
         self.thread: threading.Thread | None = None
 
 
@@ -50,18 +70,27 @@ class ThreadExecutor:
         self._waiting: SimpleQueue[Attempt | None] = SimpleQueue()
         self._submitted = 0
         self._slots = [_Slot() for _ in range(slots)]
+        self._abandoned: set[_Slot] = set()
 
     def start(self) -> None:
         """Start the threads."""
         for number, slot in enumerate(self._slots):
-            slot.thread = threading.Thread(
-                target=self._serve, args=(slot,), name=f"{self._name}-{number}"[:40], daemon=True
-            )
-            slot.thread.start()
+            self._start(number, slot)
+
+    def _start(self, number: int, slot: _Slot) -> None:
+        slot.thread = threading.Thread(
+            target=self._serve, args=(slot,), name=f"{self._name}-{number}"[:40], daemon=True
+        )
+        slot.thread.start()
 
     def free(self) -> int:
-        """Threads that do nothing, less the attempts that wait for one."""
-        return self.slots - self._submitted + sum(slot.ended for slot in self._slots)
+        """Threads that do nothing, less the attempts that wait for one; none if too many have been left behind."""
+        free = self.slots - self._submitted + sum(slot.ended for slot in self._slots)
+        return min(0, free) if self._too_many_abandoned() else free
+
+    def running(self) -> list[Attempt]:
+        """What runs now."""
+        return [attempt for slot in self._slots if (attempt := slot.attempt) is not None]
 
     def submit(self, attempt: Attempt) -> None:
         """Hand it to the next thread that is free."""
@@ -81,27 +110,81 @@ class ThreadExecutor:
             return taken
 
     def give_up(self, attempt: Attempt, why: Why) -> None:
-        """Tell the handler. A thread cannot be ended from outside."""
+        """Tell the handler; at its timeout, abandon its thread and start another one."""
         attempt.context.cancelled.set(why)
+        if why != "timeout":
+            return
+        for number, slot in enumerate(self._slots):
+            with slot.guard:
+                if slot.attempt is not attempt:
+                    continue
+                slot.abandoned = True
+                self._abandoned.add(slot)
+                where = _stack(slot.thread)
+                self._slots[number] = other = _Slot(slot.ended + 1)
+            self._start(number, other)
+            job = attempt.job
+            logger.warning("%s: job %d (%s) goes on; it is in\n%s", self._name, job.id, job.type, where)
+            if attempt.context.cancelled.reason != "lost":
+                ending = stopped(attempt.handler, job, attempt.context, attempt.ran_since(), time.monotonic())
+                self._report(attempt, replace(ending, traceback=where))
+            return
+
+    def look(self, now: float) -> None:
+        """Threads need no looking after."""
+
+    @property
+    def abandoned(self) -> int:
+        """How many threads have been left behind and go on."""
+        return len(self._abandoned)
+
+    def _too_many_abandoned(self) -> bool:
+        return len(self._abandoned) >= MOST_ABANDONED * self.slots
+
+    def problems(self) -> list[str]:
+        """Too many threads left behind."""
+        if not self._too_many_abandoned():
+            return []
+        return [
+            f"{len(self._abandoned)} threads go on although their jobs have timed out: no more jobs are started. Give "
+            'their handlers kind="process", or let them look at ctx.cancelled; end this process to get rid of them'
+        ]
 
     def stop(self, grace_sec: float) -> None:
-        """End the threads that do nothing; wait for the others."""
+        """End the threads that do nothing, wait for the others, and tell those that are left."""
         for _ in self._slots:
             self._waiting.put(None)
         until = time.monotonic() + grace_sec
         for slot in self._slots:
             if slot.thread is not None:
                 slot.thread.join(max(0.0, until - time.monotonic()))
+        for attempt in self.running():
+            attempt.context.cancelled.set("stopping")
 
     def _serve(self, slot: _Slot) -> None:
         take, queue, report, clock = self._waiting.get, self._queue, self._report, time.monotonic
         while (attempt := take()) is not None:
             attempt.began_at = clock()
             slot.attempt = attempt
-            try:
-                ending = execute(queue, attempt.handler, attempt.job, attempt.context)
-            except BaseException as error:  # noqa: BLE001  # a Ctrl-C of the handler's own: only the main thread gets real ones
-                ending = failed(attempt.handler, attempt.job, error, attempt.began_at, clock())
-            slot.attempt = None
-            slot.ended += 1
+            if attempt.context.cancelled.reason is not None:  # while it waited
+                ending = stopped(attempt.handler, attempt.job, attempt.context, attempt.began_at, clock())
+            else:
+                try:
+                    ending = execute(queue, attempt.handler, attempt.job, attempt.context)
+                except BaseException as error:  # noqa: BLE001  # a Ctrl-C of the handler's own: only the main thread gets real ones
+                    ending = failed(attempt.handler, attempt.job, error, attempt.began_at, clock())
+            with slot.guard:
+                slot.attempt = None
+                slot.ended += 1
+                if slot.abandoned:
+                    break
             report(attempt, ending)
+        self._abandoned.discard(slot)
+
+
+def _stack(thread: threading.Thread | None) -> str:
+    """What a thread is doing, as a traceback; empty if that is not known."""
+    frame = sys._current_frames().get(thread.ident or 0) if thread is not None else None
+    if frame is None:
+        return ""
+    return "".join(["Traceback (most recent call last):\n", *traceback.format_stack(frame)])
