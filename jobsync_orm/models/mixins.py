@@ -77,6 +77,7 @@ class NamedIndex:
     where: str | None = None
     unique: bool = False
     using: str = "btree"
+    options: Mapping[str, str] | None = None
 
 
 def table(
@@ -109,6 +110,7 @@ def table(
                 unique=index.unique,
                 postgresql_where=None if index.where is None else text(index.where),
                 postgresql_using=index.using,
+                postgresql_with=dict(index.options or {}),
             )
 
     def decorate(mixin: type[T]) -> type[T]:

@@ -98,7 +98,11 @@ class QueuedJobMixin:
         attempts: Any
 
 
-@table(checks={"outcome": in_("outcome", AttemptOutcome)}, named={"ended_at": NamedIndex(("ended_at",), using="brin")})
+@table(
+    checks={"outcome": in_("outcome", AttemptOutcome)},
+    # Pages that no vacuum has been at since would be read whatever moment is asked for.
+    named={"ended_at": NamedIndex(("ended_at",), using="brin", options={"autosummarize": "on"})},
+)
 class JobAttemptMixin:
     """One row per attempt that has ended. The one under way is in the job's own row."""
 

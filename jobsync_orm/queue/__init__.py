@@ -9,11 +9,14 @@ from jobsync_orm.queue.backoff import Backoff
 from jobsync_orm.queue.context import CancelFlag, JobContext
 from jobsync_orm.queue.control import ControlCalls, Pause
 from jobsync_orm.queue.enqueue import EnqueueCalls
+from jobsync_orm.queue.figures import QueueStats
 from jobsync_orm.queue.handlers import Handler, HandlerCalls
+from jobsync_orm.queue.job_status import JobStatus
 from jobsync_orm.queue.jobs import ClaimedJob, Ending
 from jobsync_orm.queue.new_jobs import Enqueued, NewJob
 from jobsync_orm.queue.outcomes import Discard, Retry, Snooze
 from jobsync_orm.queue.periodic import ScheduleCalls
+from jobsync_orm.queue.reading import ReadingCalls
 from jobsync_orm.queue.schedule import Schedule, ScheduleStatus
 
 __all__ = [
@@ -26,8 +29,10 @@ __all__ = [
     "Handler",
     "JobContext",
     "JobQueue",
+    "JobStatus",
     "NewJob",
     "Pause",
+    "QueueStats",
     "Retry",
     "Schedule",
     "ScheduleStatus",
@@ -35,7 +40,7 @@ __all__ = [
 ]
 
 
-class JobQueue(ScheduleCalls, EnqueueCalls, HandlerCalls, ControlCalls):
+class JobQueue(ScheduleCalls, EnqueueCalls, HandlerCalls, ControlCalls, ReadingCalls):
     """Jobs in the application's own database.
 
     Parameters

@@ -48,7 +48,13 @@ def upgrade(names: Names, total_tokens: int, hash_function: str) -> None:
         return sa.CheckConstraint(condition, name=f"{names.bare(kind)}_{about}_check")
 
     def index(
-        kind: str, about: str, *columns: str, where: str | None = None, unique: bool = False, using: str = "btree"
+        kind: str,
+        about: str,
+        *columns: str,
+        where: str | None = None,
+        unique: bool = False,
+        using: str = "btree",
+        options: dict[str, str] | None = None,
     ) -> None:
         op.create_index(
             f"{names.bare(kind)}_{about}_idx",
@@ -58,6 +64,7 @@ def upgrade(names: Names, total_tokens: int, hash_function: str) -> None:
             unique=unique,
             postgresql_where=None if where is None else sa.text(where),
             postgresql_using=using,
+            postgresql_with=options or {},
         )
 
     table(
@@ -118,7 +125,7 @@ def upgrade(names: Names, total_tokens: int, hash_function: str) -> None:
         check("job_attempt", "outcome", in_("outcome", OUTCOMES)),
         key=("job_id", "attempt"),
     )
-    index("job_attempt", "ended_at", "ended_at", using="brin")
+    index("job_attempt", "ended_at", "ended_at", using="brin", options={"autosummarize": "on"})
     table("job_dependency", column("after_id", bigint), column("job_id", bigint), key=("after_id", "job_id"))
     index("job_dependency", "job_id", "job_id")
     table(

@@ -54,6 +54,25 @@ def depend(engine: Engine, job: int, *after: int) -> None:
             connection.execute(text("INSERT INTO sync_job_dependency VALUES (:after, :job)"), {"after": id, "job": job})
 
 
+def tried(
+    engine: Engine,
+    job: int,
+    outcome: str = "completed",
+    *,
+    began: float,
+    ended: float,
+    attempt: int = 1,
+    **columns: Any,
+) -> None:
+    """Insert an attempt of ``job`` that began and ended so many seconds ago."""
+    values = {"job_id": job, "attempt": attempt, "worker": "w1", "outcome": outcome, **columns}
+    insert = f"""INSERT INTO sync_job_attempt (started_at, ended_at, {", ".join(values)})
+        VALUES (now() - :began * interval '1 second', now() - :ended * interval '1 second',
+            {", ".join(f":{name}" for name in values)})"""
+    with engine.begin() as connection:
+        connection.execute(text(insert), {**values, "began": began, "ended": ended})
+
+
 def row(engine: Engine, id: int) -> Any:
     """The row of a job."""
     with engine.connect() as connection:
