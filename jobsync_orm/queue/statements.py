@@ -154,6 +154,8 @@ class QueueStatements:
                     count(*) FILTER (WHERE w.node COLLATE "C" < $1::text) AS place
                 FROM unnest($3::text[]) AS t (type) JOIN worker w ON t.type = ANY (w.types) GROUP BY t.type)"""
 
+        place = f"type, priority, {micros('ready_at')}"
+
         def mine(row: str) -> str:
             """Whether the key of ``row``, which has a type and a token_id, is this node's."""
             return f"""(NOT $4::bool OR (
@@ -168,17 +170,17 @@ class QueueStatements:
                 FROM {token} t WHERE t.token_id = {row}.token_id) IS TRUE))"""
 
         # Of each of the keys $5 the first in line, if it is ready, its type may be taken, the key is this node's, and
-        # no job of the key is under way. Returned: the jobs claimed; of the other keys [key, why, seconds until it
-        # makes sense to look again if that is known]; and of the claimed those keys that have more jobs in line. Why is
-        # 'empty', 'processing', 'retrying' (the first in line backs off), 'type' (this node may not take it),
-        # 'elsewhere' (another's key) or 'taken' (changed at this very moment).
+        # no job of the key is under way. Returned: the jobs claimed; of the other keys [key, why, seconds until the
+        # first in line is due if it backs off, and type, priority, ready_at of the first in line]; and of the claimed
+        # keys [key, type, priority, ready_at] of the next in line, if there is one. Why is 'empty', 'processing',
+        # 'retrying', 'type' (it is not among $3), 'elsewhere' (another's key) or 'taken' (changed at this very moment).
         #
         # The first in line is looked for without a lock and then locked itself: skipping it would take the second. The
         # range instead of "key =" and the order by both columns keep the planner to the index made for it.
         self.heads = f"""
             WITH {whose},
             first AS MATERIALIZED (
-                SELECT w.key, w.n, j.tid, j.run_at, CASE
+                SELECT w.key, w.n, j.tid, j.type, j.priority, j.ready_at, j.run_at, CASE
                     WHEN j.id IS NULL THEN 'empty'
                     WHEN j.state = 'processing' OR (
                         SELECT true FROM {job} p WHERE p.state = 'processing' AND p.key IS NOT NULL
@@ -187,23 +189,26 @@ class QueueStatements:
                     WHEN NOT j.type = ANY ($3::text[]) THEN 'type'
                     WHEN NOT {mine("j")} THEN 'elsewhere' END AS why
                 FROM unnest($5::text[]) WITH ORDINALITY AS w (key, n) LEFT JOIN LATERAL (
-                    SELECT j.ctid AS tid, j.id, j.type, j.state, j.token_id, j.run_at FROM {job} j
+                    SELECT j.ctid AS tid, j.id, j.type, j.priority, j.state, j.token_id, j.ready_at, j.run_at
+                    FROM {job} j
                     WHERE {IN_LINE} AND j.key >= w.key AND j.key <= w.key ORDER BY j.key, j.id LIMIT 1) j ON true),
             picked AS (
                 SELECT j.ctid, f.key FROM (SELECT * FROM first WHERE why IS NULL ORDER BY n) f CROSS JOIN LATERAL (
                     SELECT ctid FROM {job} j WHERE j.ctid = f.tid AND j.state = 'pending' FOR UPDATE SKIP LOCKED) j),
             taken AS ({take("picked", "$1::text", "$2::uuid")})
             SELECT ({collected("taken")}),
-                (SELECT coalesce(json_agg(json_build_array(key, coalesce(why, 'taken'), CASE WHEN why = 'retrying'
-                    THEN extract(epoch FROM run_at - {NOW}) END) ORDER BY n), '[]')
+                (SELECT coalesce(json_agg(json_build_array(key, coalesce(why, 'taken'),
+                    CASE WHEN why = 'retrying' THEN extract(epoch FROM run_at - {NOW}) END, {place}) ORDER BY n), '[]')
                     FROM first WHERE key NOT IN (SELECT key FROM taken)),
-                (SELECT coalesce(json_agg(t.key), '[]') FROM taken t WHERE (
-                    SELECT true FROM {job} j WHERE {IN_LINE} AND j.key >= t.key AND j.key <= t.key AND j.id > t.id
-                    ORDER BY j.key, j.id LIMIT 1))"""
+                (SELECT coalesce(json_agg(json_build_array(j.key, {place})), '[]')
+                    FROM (SELECT key AS mine, id AS ended FROM taken) t CROSS JOIN LATERAL (
+                        SELECT j.key, j.type, j.priority, j.ready_at FROM {job} j
+                        WHERE {IN_LINE} AND j.key >= t.mine AND j.key <= t.mine AND j.id > t.ended
+                        ORDER BY j.key, j.id LIMIT 1) j)"""
 
         # Keys of ready jobs, the oldest first: $5 priorities, $6 and $7 their marks (see claim), $8 how many rows of
         # each to go on. Returned: for each priority with rows [priority, microseconds, id] of the last, and how many
-        # they were; and [key, priority, ready_at] of each key that is this node's, once, in order.
+        # they were; and [key, type, priority, ready_at] of each key that is this node's, once, in order.
         self.discover = f"""
             WITH {whose},
             seen AS MATERIALIZED (
@@ -216,18 +221,18 @@ class QueueStatements:
             kind AS (SELECT DISTINCT type, token_id FROM seen),
             my AS MATERIALIZED (SELECT * FROM kind k WHERE k.type = ANY ($3::text[]) AND {mine("k")}),
             found AS (
-                SELECT DISTINCT ON (r.key) r.key, r.priority, r.ready_at, r.id FROM seen r
+                SELECT DISTINCT ON (r.key) r.key, r.type, r.priority, r.ready_at, r.id FROM seen r
                 WHERE (r.type, r.token_id) IN (SELECT type, token_id FROM my) ORDER BY r.key, r.ready_at, r.id)
             SELECT (SELECT coalesce(json_agg(json_build_array(priority, {micros("ready_at")}, id, rows)), '[]') FROM (
                     SELECT DISTINCT ON (priority) priority, ready_at, id, count(*) OVER (PARTITION BY priority) AS rows
                     FROM seen ORDER BY priority, ready_at DESC, id DESC) AS last),
-                (SELECT coalesce(json_agg(json_build_array(key, priority, {micros("ready_at")}) ORDER BY ready_at, id),
+                (SELECT coalesce(json_agg(json_build_array(key, {place}) ORDER BY ready_at, id),
                     '[]') FROM found)"""
 
         # The same by one look at each key that has jobs in line, however long its line is, in the order of the keys: $5
         # the key to go on after, $6 how many keys. Finds what has become ready at a place that discover has passed.
-        # Returned: [key, priority, ready_at] of those whose first job is this node's to take now, and the last key if
-        # there may be more.
+        # Returned: [key, type, priority, ready_at] of those whose first job is this node's to take now, and the last
+        # key if there may be more.
         def after(key: str) -> str:
             return f"""SELECT j.key, j.id, j.type, j.state, j.priority, j.token_id, j.ready_at FROM {job} j
                     WHERE {IN_LINE} AND j.key > {key} ORDER BY j.key, j.id LIMIT 1"""
@@ -239,7 +244,7 @@ class QueueStatements:
                 UNION ALL
                 SELECT n.* FROM line l CROSS JOIN LATERAL ({after("l.key")}) n),
             first AS MATERIALIZED (SELECT * FROM line LIMIT $6::int)
-            SELECT (SELECT coalesce(json_agg(json_build_array(key, priority, {micros("ready_at")})
+            SELECT (SELECT coalesce(json_agg(json_build_array(key, {place})
                     ORDER BY ready_at, id), '[]')
                     FROM first f WHERE f.state = 'pending' AND f.type = ANY ($3::text[]) AND {mine("f")}),
                 (SELECT CASE WHEN count(*) = $6::int THEN max(key) END FROM first)"""

@@ -128,7 +128,12 @@ class Lanes:
                     due = min(due, lane.walk_at)
         return due
 
-    def plan(self, rooms: dict[str, int], now: float) -> list[Walk]:
+    def urgency(self, types: Collection[str], now: float) -> float:
+        """Of the most urgent lane that is worth a walk: the smaller, the sooner. Infinity if none is."""
+        lanes = self._open(types, now)
+        return min((lane.head_at - lane.priority * self._ageing for lane in lanes), default=math.inf)
+
+    def plan(self, rooms: dict[str, int], now: float, before: float = math.inf) -> list[Walk]:
         """What to walk now, the most urgent lane first.
 
         Parameters
@@ -137,10 +142,13 @@ class Lanes:
             Type -> how many jobs of it there is room for.
         now : float
             ``time.monotonic()``.
+        before : float
+            Only lanes that are as urgent as that; what is less so comes after something else.
         """
         open_lanes = self._open(rooms, now)
         for lane in open_lanes:
             lane.urgency = lane.head_at - lane.priority * self._ageing
+        open_lanes = [lane for lane in open_lanes if lane.urgency <= before]
         open_lanes.sort(key=_urgency)
         return [
             # Whoever walks from the beginning comes past the mark as well.

@@ -29,6 +29,7 @@ from jobsync_orm.queue.jobs import ClaimedJob, Ending, claimed
 from jobsync_orm.queue.statements import SESSION
 from jobsync_orm.worker.attempts import Attempt, Executor
 from jobsync_orm.worker.finishing import Finishing
+from jobsync_orm.worker.keyed import Keyed
 from jobsync_orm.worker.lanes import Lanes
 from jobsync_orm.worker.room import Room
 
@@ -49,6 +50,9 @@ RECONNECT_FIRST_SEC, RECONNECT_MOST_SEC = 0.05, 1.0
 
 # What failed is tried again after this time.
 FAILED_SEC = 0.5
+
+# Claims of one turn for one executor, where jobs with a key and without are as urgent as each other.
+MOST_CLAIMS = 8
 
 # A survey takes this share of the time at most.
 SURVEY_SHARE = 20
@@ -132,6 +136,8 @@ class Pump:
         """Told in how many seconds a job is due that has just been written down as to be run again."""
         self.farewells: list[Callable[[Session], None]] = []
         """Done last, when everything is written down."""
+        self.keyed: Keyed | None = None
+        """Jobs with a key, if this worker takes any."""
         self.room = Room(batch)
         self.turned_at = time.monotonic()
         """When the last turn went through without a failure."""
@@ -219,6 +225,12 @@ class Pump:
         """Look everywhere."""
         self._survey_at = min(self._survey_at, self._survey_not_before)
 
+    def types(self) -> set[str]:
+        """What may be claimed now, as far as there is room."""
+        if self._draining.is_set() or "" in self.paused:
+            return set()
+        return self.handlers.keys() - self.paused
+
     def rooms(self) -> dict[str, int]:
         """For each kind of executor how many jobs it may be given now, without those taken in advance."""
         return {kind: executor.free() for kind, executor in self.executors.items()}
@@ -242,6 +254,8 @@ class Pump:
         if why == "lost":  # nothing that it reports matters
             attempt.over = True
             self.under_way.pop((attempt.job.id, attempt.job.attempt), None)
+            if self.keyed is not None:
+                self.keyed.settled(attempt.job, JobState.PENDING)
         self.executors[attempt.handler.kind].give_up(attempt, why)
 
     def release(self, attempts: Iterable[Attempt]) -> None:
@@ -356,6 +370,8 @@ class Pump:
     def _lost(self, attempt: Attempt) -> None:
         """Its job turned out to be somebody else's."""
         self.under_way.pop((attempt.job.id, attempt.job.attempt), None)
+        if self.keyed is not None:
+            self.keyed.settled(attempt.job, JobState.PENDING)
         self.counters.lost += 1
 
     def _write(self) -> None:
@@ -364,6 +380,8 @@ class Pump:
         completed = 0
         for attempt, ending in done:
             under_way.pop((ending.job_id, ending.attempt), None)
+            if attempt.job.key is not None and self.keyed is not None:
+                self.keyed.settled(attempt.job, ending.state)
             outcome = ending.outcome
             if outcome is AttemptOutcome.COMPLETED:
                 completed += 1
@@ -473,17 +491,36 @@ class Pump:
         if not self.incarnation or "" in self.paused or time.monotonic() < self._claim_not_before:
             return
         for kind, executor in self.executors.items():
-            allowed = self._allowed(kind, executor)
-            if allowed:
-                try:
-                    self._claim(allowed)
-                except StatementFailed:
-                    self._claim_not_before = time.monotonic() + FAILED_SEC
-                    raise
+            try:
+                for _ in range(MOST_CLAIMS):
+                    allowed = self._allowed(kind, executor)
+                    if not allowed or not self._claim_next(allowed):
+                        break
+            except StatementFailed:
+                self._claim_not_before = time.monotonic() + FAILED_SEC
+                raise
 
-    def _claim(self, allowed: dict[str, int]) -> None:
+    def _claim_next(self, allowed: dict[str, int]) -> bool:
+        """Claim from lanes or of keys, whichever has the more urgent, down to the other's urgency. Whether to go on."""
+        now = time.monotonic()
+        lanes = self._lanes.urgency(allowed, now)
+        keys = math.inf if self.keyed is None else self.keyed.keys.urgency(allowed, now)
+        if keys <= lanes and keys < math.inf:
+            self._claim_keyed(allowed, lanes)
+        else:
+            self._claim(allowed, keys)
+        return keys < math.inf
+
+    def _claim_keyed(self, allowed: dict[str, int], before: float) -> None:
+        incarnation = self.incarnation
+        assert self.keyed is not None
+        jobs = self.keyed.claim(self._session, allowed, before, incarnation)
+        if jobs:
+            self.submit(jobs, incarnation)
+
+    def _claim(self, allowed: dict[str, int], before: float) -> None:
         began = time.monotonic()
-        walks = self._lanes.plan(allowed, began)
+        walks = self._lanes.plan(allowed, began, before)
         if not walks:
             return
         most = max(walk.most for walk in walks)
@@ -555,7 +592,10 @@ class Pump:
                 for kind, executor in self.executors.items():
                     allowed = self._allowed(kind, executor)
                     if allowed:
-                        due.append(max(self._lanes.due_at(allowed), self._claim_not_before))
+                        at = self._lanes.due_at(allowed)
+                        if self.keyed is not None:
+                            at = min(at, self.keyed.keys.due_at(allowed, time.monotonic()))
+                        due.append(max(at, self._claim_not_before))
         return min(due)
 
     def _sleep(self, seconds: float) -> None:

@@ -16,6 +16,7 @@ from jobsync_orm.coordinator.session import SessionLost
 from jobsync_orm.exceptions import ConfigurationError, NodeNameInUse, NotRunning
 from jobsync_orm.job import Job
 from jobsync_orm.worker.event_loop import EventLoopExecutor
+from jobsync_orm.worker.keyed import Keyed
 from jobsync_orm.worker.names import FreeName
 from jobsync_orm.worker.processes import ProcessExecutor
 from jobsync_orm.worker.pump import LEAVE_SEC, Pump
@@ -270,6 +271,16 @@ class JobWorker:
         if "process" in kinds:
             pump.executors["process"] = ProcessExecutor(queue, self._processes, report, name, handlers)
         self._upkeep = Upkeep(pump, lambda: job.incarnation, self.concurrency, self._poll_sec)
+        pump.keyed = Keyed(
+            self.queue.statements,
+            job.node_name,
+            lambda: pump.incarnation,
+            pump.types,
+            lambda: view.owned if (view := job.held_view()) else b"",
+            self._poll_sec,
+            self.queue.ageing_sec,
+        )
+        pump.duties.append(pump.keyed.search)
         return pump
 
     def stop(self, grace_sec: float | None = None) -> None:

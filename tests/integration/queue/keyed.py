@@ -29,7 +29,7 @@ class Heads:
     jobs: list[ClaimedJob]
     left: dict[str, str]
     waits: dict[str, float | None]
-    more: list[str]
+    more: dict[str, list[Any]]
 
 
 class Claimer:
@@ -59,7 +59,10 @@ class Claimer:
         jobs, left, more = self._execute(self.sql.heads, array(keys))
         rows = json.loads(left)
         return Heads(
-            claimed(jobs), {key: why for key, why, _ in rows}, {key: wait for key, _, wait in rows}, json.loads(more)
+            claimed(jobs),
+            {row[0]: row[1] for row in rows},
+            {row[0]: row[2] for row in rows},
+            {row[0]: row[1:] for row in json.loads(more)},
         )
 
     def discover(

@@ -61,7 +61,7 @@ def test_one_job_of_each_key_the_oldest_first(board: Board, claimer: Claimer) ->
     found = claimer.heads("b", "a", "c")
     assert sorted(ids(found)) == sorted([jobs["a"][0], jobs["b"][0]])
     assert found.left == {"c": "empty"}
-    assert sorted(found.more) == ["a", "b"]
+    assert {key: place[:2] for key, place in found.more.items()} == {"a": ["t", 0], "b": ["t", 0]}
     assert {(job.key, job.attempt) for job in found.jobs} == {("a", 1), ("b", 1)}
     assert claimer.heads("a", "b").left == {"a": "processing", "b": "processing"}
     for job in found.jobs:
@@ -71,7 +71,7 @@ def test_one_job_of_each_key_the_oldest_first(board: Board, claimer: Claimer) ->
 
 def test_the_last_in_line_is_said_to_be_the_last(board: Board, claimer: Claimer) -> None:
     board.add("a"), board.add("b"), board.add("b", state="completed")
-    assert claimer.heads("a", "b").more == []
+    assert claimer.heads("a", "b").more == {}
 
 
 @pytest.mark.parametrize("state", ["completed", "failed", "cancelled"])
@@ -187,10 +187,10 @@ def test_what_was_enqueued_after_another_was_committed_runs_after_it(board: Boar
         first = board.add("a", on=late)
         board.add("b")
         (mark,), found = claimer.discover()
-        assert [key for key, _, _ in found] == ["b"]
+        assert [key for key, *_ in found] == ["b"]
     second = board.add("a")
     _, found = claimer.discover([tuple(mark[:3])])
-    assert [key for key, _, _ in found] == ["a"]
+    assert [key for key, *_ in found] == ["a"]
     (job,) = claimer.heads("a").jobs
     assert job.id == first
     claimer.settle(job)
@@ -273,7 +273,7 @@ def test_a_key_is_claimed_by_the_owner_of_its_token(board: Board) -> None:
     board.owner("a", "w1")
     assert other.heads("a").left == {"a": "elsewhere"}
     assert (other.discover()[1], other.lines()[0]) == ([], [])
-    assert [key for key, _, _ in mine.discover()[1]] == [key for key, _, _ in mine.lines()[0]] == ["a"]
+    assert [key for key, *_ in mine.discover()[1]] == [key for key, *_ in mine.lines()[0]] == ["a"]
     assert len(mine.heads("a").jobs) == 1
 
 
@@ -297,11 +297,11 @@ def test_keys_of_an_owner_that_does_not_do_this_work_are_shared(board: Board, ow
     keys = [f"k{n}" for n in range(30)]
     for key in keys:
         board.add(key)
-    shares = [{key for key, _, _ in worker.discover()[1]} for worker in workers]
+    shares = [{key for key, *_ in worker.discover()[1]} for worker in workers]
     assert sorted(key for share in shares for key in share) == sorted(keys)
     assert all(shares)
     for worker, share in zip(workers, shares, strict=True):
-        assert {key for key, _, _ in worker.lines()[0]} == share
+        assert {key for key, *_ in worker.lines()[0]} == share
         found = worker.heads(*keys)
         assert {job.key for job in found.jobs} == share
         assert set(found.left.values()) <= {"elsewhere", "processing"}
@@ -341,7 +341,7 @@ def test_without_affinity_anybody_claims(board: Board) -> None:
     board.claimers.append(stranger)
     stranger.affinity = False
     job = board.add("a")
-    assert [key for key, _, _ in stranger.discover()[1]] == [key for key, _, _ in stranger.lines()[0]] == ["a"]
+    assert [key for key, *_ in stranger.discover()[1]] == [key for key, *_ in stranger.lines()[0]] == ["a"]
     assert ids(stranger.heads("a")) == [job]
 
 
@@ -359,7 +359,7 @@ def test_discover_goes_on_where_it_stopped(board: Board, claimer: Claimer) -> No
             break
         ((*place, count),) = marks
         mark, rows = tuple(place), rows + count
-        seen += [key for key, _, _ in found]
+        seen += [key for key, *_ in found]
     assert rows == 10
     assert [key for key in seen if key != "hot"] == [f"k{n}" for n in range(5)]
     assert 1 < seen.count("hot") < 5
@@ -372,7 +372,7 @@ def test_discover_looks_at_each_priority_by_itself(board: Board, claimer: Claime
     ((_, at, _, _),), _ = claimer.discover([(10, BEGINNING, 0)], 2)
     marks, found = claimer.discover([(10, at, 10**15), (0, BEGINNING, 0), (-5, BEGINNING, 0)], 2)
     assert {mark[0]: mark[3] for mark in marks} == {10: 1, 0: 2}
-    assert [(key, priority) for key, priority, _ in found] == [("0/0", 0), ("0/1", 0), ("10/2", 10)]
+    assert [(key, priority) for key, _, priority, _ in found] == [("0/0", 0), ("0/1", 0), ("10/2", 10)]
 
 
 def test_lines_shows_each_key_once_however_long_its_line(board: Board, claimer: Claimer) -> None:
@@ -382,9 +382,9 @@ def test_lines_shows_each_key_once_however_long_its_line(board: Board, claimer: 
     board.add("e", type="x"), board.add("f", state="retrying", run_at="2100-01-01"), board.add("f")
     claimer.heads("a")
     found, last = claimer.lines("", 3)
-    assert ([key for key, _, _ in found], last) == (["b", "c"], "c")
+    assert ([key for key, *_ in found], last) == (["b", "c"], "c")
     found, last = claimer.lines("c", 4)
-    assert ([key for key, _, _ in found], last) == (["d"], None)
+    assert ([key for key, *_ in found], last) == (["d"], None)
 
 
 def test_what_it_costs_does_not_grow_with_a_hot_key(board: Board, claimer: Claimer) -> None:
