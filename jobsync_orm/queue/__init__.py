@@ -17,6 +17,7 @@ from jobsync_orm.queue.new_jobs import Enqueued, NewJob
 from jobsync_orm.queue.outcomes import Discard, Retry, Snooze
 from jobsync_orm.queue.periodic import ScheduleCalls
 from jobsync_orm.queue.reading import ReadingCalls
+from jobsync_orm.queue.retention import RetentionCalls
 from jobsync_orm.queue.schedule import Schedule, ScheduleStatus
 
 __all__ = [
@@ -40,7 +41,7 @@ __all__ = [
 ]
 
 
-class JobQueue(ScheduleCalls, EnqueueCalls, HandlerCalls, ControlCalls, ReadingCalls):
+class JobQueue(ScheduleCalls, EnqueueCalls, HandlerCalls, ControlCalls, ReadingCalls, RetentionCalls):
     """Jobs in the application's own database.
 
     Parameters
