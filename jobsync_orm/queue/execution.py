@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 import logging
 import random
 import traceback
@@ -34,6 +33,7 @@ from jobsync_orm.queue.handlers import BACKOFF, Handler
 from jobsync_orm.queue.jobs import ClaimedJob, Ending
 from jobsync_orm.queue.options import seconds
 from jobsync_orm.queue.outcomes import Discard, Retry, Snooze
+from jobsync_orm.queue.payload import json_text
 from jobsync_orm.queue.typed_payload import load
 from jobsync_orm.sqlstates import SERIALIZATION_FAILURE, sqlstate
 
@@ -267,23 +267,10 @@ def _stored(queue: QueueCore, job: ClaimedJob, value: Any) -> tuple[str | None, 
             "wrap it in an async def"
         )
     try:
-        return _json(value, queue.max_payload_bytes), None
+        return json_text(value, "result", queue.max_payload_bytes), None
     except InvalidPayload as reason:
         logger.warning("job %d (%s) has completed, but its result is not stored: %s", job.id, job.type, reason)
         return None, error_text(reason)
-
-
-def _json(value: Any, most_bytes: int) -> str:
-    try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-        size = len(text.encode())
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidPayload(f"the result is no JSON that PostgreSQL can store: {error}") from error
-    if "\\u0000" in text:
-        raise InvalidPayload("the result holds a NUL character, which PostgreSQL cannot store")
-    if size > most_bytes:
-        raise InvalidPayload(f"the result is {size} bytes long as JSON: max_payload_bytes={most_bytes}")
-    return text
 
 
 def _is_passing(error: BaseException) -> bool:

@@ -146,6 +146,38 @@ def test_attempt_that_lost_its_job_in_the_middle_leaves_nothing(
         assert attempts(store, job.id) == []
 
 
+@pytest.mark.parametrize("error", [None, ValueError("x")], ids=repr)
+def test_follow_up_job(store: Engine, queue: JobQueue, orders: Orders, error: Exception | None) -> None:
+    @queue.handler("pay")
+    def pay(ctx: JobContext) -> None:
+        follow_up = ctx.enqueue("mail", {"order": 1}, key="order:1")
+        ctx.session.add(Order(id=follow_up.id))
+        if error is not None:
+            raise error
+
+    ending = run(queue, taken(store, "pay"))
+    assert ending.written is (error is None)
+    with store.connect() as connection:
+        mails = connection.execute(text("SELECT id, payload, key FROM sync_job WHERE type = 'mail'")).all()
+    assert [mail.id for mail in mails] == list(orders())
+    assert [tuple(mail)[1:] for mail in mails] == ([] if error else [({"order": 1}, "order:1")])
+
+
+@pytest.mark.parametrize("error", [None, ValueError("x")], ids=repr)
+def test_follow_up_job_of_a_coroutine(store: Engine, queue: JobQueue, error: Exception | None) -> None:
+    @queue.handler("pay")
+    async def pay(ctx: JobContext) -> None:
+        assert (await ctx.enqueue("mail")).created
+        if error is not None:
+            raise error
+
+    ending = run_async(queue, taken(store, "pay"))
+    assert ending.written is (error is None)
+    with store.connect() as connection:
+        mails = connection.execute(text("SELECT count(*) FROM sync_job WHERE type = 'mail'")).scalar()
+    assert mails == (error is None)
+
+
 def test_two_attempts_at_the_same_moment_pay_once(store: Engine, queue: JobQueue, orders: Orders) -> None:
     """A zombie and its successor, both about to commit."""
     both_there = threading.Barrier(2)
