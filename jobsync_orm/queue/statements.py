@@ -45,9 +45,12 @@ from jobsync_orm.naming import Names
 
 __all__ = ["COLLIDED", "DEADLINE_SLACK_SEC", "SESSION", "WORKER_SILENT_SEC", "QueueStatements"]
 
-# Of the queue's own sessions.
+# Of the queue's own sessions. No default of the database's or the role's may change what the statements mean.
 SESSION = (
-    "SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_hashjoin = off;"
+    "SET standard_conforming_strings = on; SET TimeZone = 'UTC'; SET DateStyle = 'ISO';"
+    " SET default_transaction_isolation = 'read committed'; SET lock_timeout = '2s'; SET statement_timeout = '60s';"
+    " SET idle_session_timeout = 0;"
+    " SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_hashjoin = off;"
     " SET enable_mergejoin = off; SET enable_material = off; SET jit = off;"
     # Nothing in these plans depends on the values, and planning a statement takes as long as running it for ten jobs.
     " SET plan_cache_mode = force_generic_plan; SET client_encoding = 'UTF8'"

@@ -60,6 +60,9 @@ SURVEY_SHARE = 20
 # Jobs taken in advance go back when they have waited for a slot this long. How often that is looked at.
 STALE_SEC, STALE_LOOK_SEC = 1.0, 0.25
 
+# Of an answer with claimed jobs: with longer ones fewer jobs are claimed at a time.
+MOST_CHARACTERS = 8_000_000
+
 # After a new connection: when to look for jobs that a claim took whose answer was lost. The server may go on with a
 # statement for a while after its client has left.
 ADOPT_SEC = (0.0, 1.0, 5.0, ANSWER_SEC, 30.0)
@@ -160,6 +163,9 @@ class Pump:
         self._survey_not_before = 0.0
         self._stale_at = 0.0
         self._adopt_at: list[float] = []
+        self._stranded: list[Attempt] = []  # claimed in a life of the node that is over
+        self._restamp_at = 0.0
+        self._claim_most = batch
         self._not_before: dict[Any, float] = {}
         self._claim_not_before = 0.0
         self._draining = threading.Event()
@@ -253,9 +259,7 @@ class Pump:
         """End an attempt that should not run any more."""
         if why == "lost":  # nothing that it reports matters
             attempt.over = True
-            self.under_way.pop((attempt.job.id, attempt.job.attempt), None)
-            if self.keyed is not None:
-                self.keyed.settled(attempt.job, JobState.PENDING)
+            self._lost(attempt)
         self.executors[attempt.handler.kind].give_up(attempt, why)
 
     def release(self, attempts: Iterable[Attempt]) -> None:
@@ -316,6 +320,8 @@ class Pump:
         self._hear(session.heard())
         self._take_reports()
         self._check_incarnation()
+        if self._stranded:
+            self._restamp()
         while self._finishing.due_at() <= time.monotonic():
             self._write()
             self._take_reports()
@@ -402,31 +408,38 @@ class Pump:
         now_called = self._incarnation()
         if now_called == self.incarnation or not now_called:
             return
-        if self.incarnation and self.under_way:
-            self._restamp(now_called)
         self.incarnation = now_called
-        self._survey_at = 0.0
+        self._stranded = list(self.under_way.values())
+        self._restamp_at = self._survey_at = 0.0
 
-    def _restamp(self, incarnation: str) -> None:
-        attempts = [attempt for attempt in self.under_way.values() if not attempt.over]
+    def _restamp(self) -> None:
+        """Have the attempts of the life before go on in this one, if nobody has taken them yet."""
+        attempts = [attempt for attempt in self._stranded if not attempt.over]
+        if not attempts:
+            self._stranded = []
+            return
+        if time.monotonic() < self._restamp_at:
+            return
+        self._restamp_at = time.monotonic() + FAILED_SEC
         ids, numbers = array(a.job.id for a in attempts), array(a.job.attempt for a in attempts)
         ((answer,),) = self._session.execute(
-            self._sql.restamp, ids, numbers, self.node_name, incarnation, timeout=ANSWER_SEC
+            self._sql.restamp, ids, numbers, self.node_name, self.incarnation, timeout=ANSWER_SEC
         )
         kept = set(json.loads(answer or "[]"))
         missing = [attempt for attempt in attempts if attempt.job.id not in kept]
-        logger.warning(
-            "%s has joined anew: of %d attempts under way %d go on", self.node_name, len(attempts), len(kept)
-        )
-        if not missing:
-            return
         ids, numbers = array(a.job.id for a in missing), array(a.job.attempt for a in missing)
         ((answer,),) = self._session.execute(self._sql.lost, ids, numbers, timeout=ANSWER_SEC)
+        # Held by somebody's transaction: that of the attempt itself, perhaps, which is about to commit.
         held = {id for id, _, under_way, _ in json.loads(answer or "[]") if under_way}
-        if held:
-            # Somebody's transaction holds the row: its own, perhaps, that is about to commit.
-            raise StatementFailed("attempts under way are held by a transaction", "55P03")
-        for attempt in missing:
+        self._stranded = [attempt for attempt in missing if attempt.job.id in held]
+        taken = [attempt for attempt in missing if attempt.job.id not in held]
+        logger.warning(
+            "%s has joined anew: %d attempts under way go on, %d have been taken from it",
+            self.node_name,
+            len(kept),
+            len(taken),
+        )
+        for attempt in taken:
             self.give_up(attempt, "lost")
 
     def _do_duties(self) -> None:
@@ -484,7 +497,7 @@ class Pump:
             ahead = self.room.ahead(type, executor.slots)
             # Not one by one: each claim is a commit.
             if free > 0 or free + ahead > ahead // 2:
-                allowed[type] = min(self._batch, free + ahead)
+                allowed[type] = min(self._claim_most, free + ahead)
         return {type: many for type, many in allowed.items() if many > 0}
 
     def _claim_all(self) -> None:
@@ -496,7 +509,9 @@ class Pump:
                     allowed = self._allowed(kind, executor)
                     if not allowed or not self._claim_next(allowed):
                         break
-            except StatementFailed:
+            except (StatementFailed, SessionLost):
+                # It may have been too much for the time or the memory there is.
+                self._claim_most = max(1, self._claim_most // 2)
                 self._claim_not_before = time.monotonic() + FAILED_SEC
                 raise
 
@@ -515,6 +530,7 @@ class Pump:
         incarnation = self.incarnation
         assert self.keyed is not None
         jobs = self.keyed.claim(self._session, allowed, before, incarnation)
+        self._claim_most = min(self._batch, 2 * self._claim_most)
         if jobs:
             self.submit(jobs, incarnation)
 
@@ -538,6 +554,10 @@ class Pump:
             timeout=ANSWER_SEC,
         )
         jobs = claimed(answer)
+        if len(answer or "") > MOST_CHARACTERS:
+            self._claim_most = max(1, min(self._claim_most, len(jobs)) // 2)
+        else:
+            self._claim_most = min(self._batch, 2 * self._claim_most)
         if jobs:
             self.submit(jobs, incarnation)
         else:
@@ -584,6 +604,8 @@ class Pump:
         due = [self._finishing.due_at(), self._drain_until]
         due += [max(duty.due_at(), self._not_before.get(duty, 0.0)) for duty in self.duties]
         due += self._adopt_at[:1]
+        if self._stranded:
+            due.append(self._restamp_at)
         if not self._draining.is_set():
             due += [self._survey_at]
             if self.under_way:

@@ -297,7 +297,8 @@ class JobWorker:
             return
         self._stop_soon()
         grace = self._grace_sec if grace_sec is None else max(0.0, grace_sec)
-        pump = self._pump
+        with self._lifecycle:  # a start under way gives up first
+            pump = self._pump
         if pump is not None:
             pump.drain(grace)
             if not pump.join(grace + GIVE_UP_SEC + LEAVE_SEC):

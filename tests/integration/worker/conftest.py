@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +17,8 @@ class Jobs:
     """A queue's table, seen and written by SQL of the test's own."""
 
     def __init__(self, url: URL) -> None:
-        self._connection = psycopg.connect(dsn(url), autocommit=True)
+        self._dsn = dsn(url)
+        self._connection = psycopg.connect(self._dsn, autocommit=True)
 
     def add(self, type: str, many: int = 1, **columns: object) -> list[int]:
         names = "".join(f", {name}" for name in columns)
@@ -31,6 +33,12 @@ class Jobs:
     def sql(self, text: str, *values: object) -> list[tuple[Any, ...]]:
         cursor = self._connection.execute(text, values or None)
         return [] if cursor.description is None else cursor.fetchall()
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[psycopg.Connection]:
+        """Somebody else's."""
+        with psycopg.connect(self._dsn) as other:
+            yield other
 
     def states(self) -> dict[str, int]:
         return dict(self.sql("SELECT state, count(*) FROM sync_job GROUP BY 1"))
