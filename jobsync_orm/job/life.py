@@ -197,6 +197,11 @@ class Life:
         anew. Empty while it is no member, and in standalone mode."""
         return "" if self._coordinator is None else self._coordinator.incarnation
 
+    @property
+    def last_heartbeat_at(self) -> float | None:
+        """``time.time()`` of the last heartbeat that was answered; None if none was, and in standalone mode."""
+        return None if self._coordinator is None else self._coordinator.last_beat_at
+
     def _running(self) -> Coordinator:
         if self._coordinator is None:
             raise NotRunning(f"{self.node_name} has not been started: use `with Job(...) as job:` or job.start()")

@@ -82,7 +82,8 @@ class QueueStatements:
 
     def __init__(self, names: Names) -> None:
         job, attempt, dependency = names.sql("job"), names.sql("job_attempt"), names.sql("job_dependency")
-        node, pause, worker = names.sql("node"), names.sql("job_pause"), names.sql("job_worker")
+        cluster, node = names.sql("cluster"), names.sql("node")
+        pause, worker = names.sql("job_pause"), names.sql("job_worker")
         token, lock = names.sql("token"), names.sql("lock")
         channel = names.queue_channel
 
@@ -358,12 +359,14 @@ class QueueStatements:
         #
         # Only what lies between the incarnations of the members is looked at: the entries of the living, which are
         # many and mostly dead themselves, are not. A job is held by whoever the locked row says; one that somebody else
-        # has freed and a new member has taken meanwhile is no row of the dead incarnation any more.
+        # has freed and a new member has taken meanwhile is no row of the dead incarnation any more. While the cluster
+        # rests, having been formed anew after a failover, all members have to join again: theirs is kept for them.
         self.rescue = f"""
             WITH RECURSIVE gap AS (
                 SELECT low, coalesce(lead(low) OVER (ORDER BY low), '{LAST_UUID}') AS high FROM (
                     SELECT incarnation FROM {node} WHERE state <> 'away'
-                    UNION ALL SELECT '{FIRST_UUID}'::uuid) AS m (low)),
+                    UNION ALL SELECT '{FIRST_UUID}'::uuid) AS m (low)
+                WHERE (SELECT rest_until > now() FROM {cluster}) IS NOT TRUE),
             dead AS (
                 SELECT j.incarnation, g.high FROM gap g CROSS JOIN LATERAL (
                     SELECT incarnation FROM {job} WHERE state = 'processing'

@@ -125,7 +125,7 @@ class Promotion:
         if whole:
             self._from_start.begin()
         # What was committed late, or was locked by somebody at the time, lies before the mark.
-        ((places, count, mark, until_next),) = session.execute(
+        ((places, count, mark, until_next),) = session.prepared(
             self._sql, BATCH, 0 if whole else self._mark, timeout=ANSWER_SEC
         )
         now = time.monotonic()
@@ -185,7 +185,7 @@ class Rescue:
             if time.monotonic() < timer.at:
                 continue
             timer.begin()
-            ((jobs, places, _),) = session.execute(sql, *parameters, timeout=ANSWER_SEC)
+            ((jobs, places, _),) = session.prepared(sql, *parameters, timeout=ANSWER_SEC)
             rescued = json.loads(jobs or "[]")
             if len(rescued) >= BATCH:
                 timer.at = 0.0
@@ -246,13 +246,13 @@ class Unblocking:
         if self._waiting:
             named = sorted(self._waiting)
             self._waiting.clear()  # even if this fails: the sweep finds them
-            ((places,),) = session.execute(self._statements.unblock, array(named), timeout=ANSWER_SEC)
+            ((places,),) = session.prepared(self._statements.unblock, array(named), timeout=ANSWER_SEC)
             self._ready(_places(places))
         if time.monotonic() < self._sweep.at:
             return
         self._sweep.begin()
         began = time.monotonic()
-        ((places, _, last),) = session.execute(
+        ((places, _, last),) = session.prepared(
             self._statements.sweep, BATCH, self._node, self._after, timeout=ANSWER_SEC
         )
         self._after = int(last or 0)
@@ -308,7 +308,7 @@ class Orders:
         """One look."""
         self._timer.begin()
         held = list(self._held())
-        ((paused, leave),) = session.execute(
+        ((paused, leave),) = session.prepared(
             self._sql, array(id for id, _ in held), array(attempt for _, attempt in held), timeout=ANSWER_SEC
         )
         self._timer.end()
@@ -384,7 +384,7 @@ class Presence:
         if not incarnation:
             return
         figures, now = self._figures(), time.monotonic()
-        ((gone,),) = session.execute(
+        ((gone,),) = session.prepared(
             self._statements.presence,
             self._node,
             incarnation,

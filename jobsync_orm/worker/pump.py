@@ -43,6 +43,10 @@ logger = logging.getLogger("jobsync_orm")
 # A server that has not answered by now is asked again on a new connection.
 ANSWER_SEC = 10.0
 
+# The server gives up earlier by itself: else it would go on with what nobody waits for, and each new try would add to
+# those that wait for a lock.
+LIMITS = "SET lock_timeout = '5s'; SET statement_timeout = '9s'"
+
 # Between looks at the connection while waiting.
 TICK_SEC = 1.0
 
@@ -144,6 +148,10 @@ class Pump:
         self.room = Room(batch)
         self.turned_at = time.monotonic()
         """When the last turn went through without a failure."""
+        self.failure = ""
+        """Why the last turn that failed did."""
+        self.failing: dict[str, tuple[float, str]] = {}
+        """Duties that fail: since when, and why."""
         self.incarnation = ""
         """That which the attempts under way bear in the database."""
         self._incarnation = incarnation
@@ -174,7 +182,7 @@ class Pump:
         self._thread = threading.Thread(target=self._run, name=f"jobsync-pump-{node_name}"[:40], daemon=True)
 
     def _setup(self) -> str:
-        return f'{SESSION}; LISTEN "{self.queue.names.queue_channel}"'
+        return f'{SESSION}; {LIMITS}; LISTEN "{self.queue.names.queue_channel}"'
 
     # -- for other threads -------------------------------------------------------------------------------------
 
@@ -286,11 +294,14 @@ class Pump:
                     continue
                 except SessionLost as lost:
                     self._session.close()
+                    self.failure = str(lost)
                     logger.warning("%s: the queue's connection: %s; reconnecting", self.node_name, lost)
                 except StatementFailed as failed:
+                    self.failure = str(failed)
                     logger.warning("%s: %s; trying again", self.node_name, failed)
                     backoff = max(backoff, FAILED_SEC)
-                except Exception:
+                except Exception as error:
+                    self.failure = repr(error)
                     # A defect of ours must not end the writing down of what has been done.
                     logger.exception("%s: this turn of the queue's loop failed; trying again", self.node_name)
                     backoff = max(backoff, FAILED_SEC)
@@ -450,10 +461,14 @@ class Pump:
             try:
                 duty.run(self._session)
                 self._not_before.pop(duty, None)
+                self.failing.pop(type(duty).__name__, None)
             except SessionLost:
                 raise
             except Exception as error:
-                self._not_before[duty] = time.monotonic() + FAILED_SEC
+                now = time.monotonic()
+                self._not_before[duty] = now + FAILED_SEC
+                since, _ = self.failing.get(type(duty).__name__, (now, ""))
+                self.failing[type(duty).__name__] = (since, str(error))
                 if isinstance(error, StatementFailed):
                     logger.warning("%s: %s: %s; trying again", self.node_name, type(duty).__name__, error)
                 else:

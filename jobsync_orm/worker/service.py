@@ -10,12 +10,13 @@ import time
 import weakref
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from jobsync_orm.coordinator.session import SessionLost
 from jobsync_orm.exceptions import ConfigurationError, NodeNameInUse, NotRunning
 from jobsync_orm.job import Job
 from jobsync_orm.worker.event_loop import EventLoopExecutor
+from jobsync_orm.worker.health import WorkerHealth, examine
 from jobsync_orm.worker.keyed import Keyed
 from jobsync_orm.worker.names import FreeName
 from jobsync_orm.worker.processes import ProcessExecutor
@@ -165,6 +166,18 @@ class JobWorker:
     def is_running(self) -> bool:
         """Whether jobs are claimed and run."""
         return self._pump is not None and self._pump.is_alive and not self._stopping.is_set()
+
+    def health(self) -> WorkerHealth:
+        """Whether this worker does its work, and if not, why. Never raises, never waits; see :mod:`.health`."""
+        pump = self._pump
+        if self._stopped or (self._stopping.is_set() and (pump is None or not pump.is_alive)):
+            state: Literal["new", "running", "stopping", "stopped"] = "stopped"
+        elif pump is None:
+            state = "new"
+        else:
+            state = "stopping" if self._stopping.is_set() else "running"
+        rescued = 0 if self._upkeep is None else self._upkeep.rescue.rescued
+        return examine(state, self._job, pump, rescued, self._poll_sec)
 
     def start(self) -> Self:
         """Join the cluster and begin to run jobs. Returns at once; see :meth:`run`.

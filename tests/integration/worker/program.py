@@ -47,7 +47,9 @@ def slow(ctx: JobContext, seconds: float = 60, **_: Any) -> None:
 
 @queue.handler("effect", max_retries=1000)
 def effect(ctx: JobContext, **_: Any) -> None:
-    ctx.session.execute(text("INSERT INTO effect (job, attempt) VALUES (:job, :attempt)"), {"job": ctx.id, "attempt": ctx.attempt})
+    ctx.session.execute(
+        text("INSERT INTO effect (job, attempt) VALUES (:job, :attempt)"), {"job": ctx.id, "attempt": ctx.attempt}
+    )
 
 
 def watch(worker: JobWorker) -> None:
