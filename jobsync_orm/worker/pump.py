@@ -151,7 +151,7 @@ class Pump:
         self.failure = ""
         """Why the last turn that failed did."""
         self.failing: dict[str, tuple[float, str]] = {}
-        """Duties that fail: since when, and why."""
+        """Duties that fail, and claiming: since when, and why."""
         self.incarnation = ""
         """That which the attempts under way bear in the database."""
         self._incarnation = incarnation
@@ -465,10 +465,8 @@ class Pump:
             except SessionLost:
                 raise
             except Exception as error:
-                now = time.monotonic()
-                self._not_before[duty] = now + FAILED_SEC
-                since, _ = self.failing.get(type(duty).__name__, (now, ""))
-                self.failing[type(duty).__name__] = (since, str(error))
+                self._not_before[duty] = time.monotonic() + FAILED_SEC
+                self._fails(type(duty).__name__, error)
                 if isinstance(error, StatementFailed):
                     logger.warning("%s: %s: %s; trying again", self.node_name, type(duty).__name__, error)
                 else:
@@ -518,17 +516,25 @@ class Pump:
     def _claim_all(self) -> None:
         if not self.incarnation or "" in self.paused or time.monotonic() < self._claim_not_before:
             return
+        answered_at = self.counters.claimed_at
         for kind, executor in self.executors.items():
             try:
                 for _ in range(MOST_CLAIMS):
                     allowed = self._allowed(kind, executor)
                     if not allowed or not self._claim_next(allowed):
                         break
-            except (StatementFailed, SessionLost):
+            except (StatementFailed, SessionLost) as error:
                 # It may have been too much for the time or the memory there is.
                 self._claim_most = max(1, self._claim_most // 2)
                 self._claim_not_before = time.monotonic() + FAILED_SEC
+                self._fails("claiming", error)
                 raise
+        if self.counters.claimed_at != answered_at:
+            self.failing.pop("claiming", None)
+
+    def _fails(self, what: str, error: Exception) -> None:
+        since, _ = self.failing.get(what, (time.monotonic(), ""))
+        self.failing[what] = (since, str(error))
 
     def _claim_next(self, allowed: dict[str, int]) -> bool:
         """Claim from lanes or of keys, whichever has the more urgent, down to the other's urgency. Whether to go on."""

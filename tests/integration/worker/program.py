@@ -72,8 +72,7 @@ if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, handlers=[Told()])
     tell("imported", after=time.time() - began)
     worker = JobWorker(queue, node_name=os.environ.get("NODE"), **json.loads(os.environ.get("WORKER", "{}")))
-    if hasattr(worker, "health"):
-        threading.Thread(target=watch, args=(worker,), daemon=True).start()
+    threading.Thread(target=watch, args=(worker,), daemon=True).start()
     try:
         worker.run()
     except BaseException as error:
