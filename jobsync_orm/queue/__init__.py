@@ -13,6 +13,7 @@ from jobsync_orm.queue.figures import QueueStats
 from jobsync_orm.queue.handlers import Handler, HandlerCalls
 from jobsync_orm.queue.job_status import JobStatus
 from jobsync_orm.queue.jobs import ClaimedJob, Ending
+from jobsync_orm.queue.manual import ManualCalls
 from jobsync_orm.queue.new_jobs import Enqueued, NewJob
 from jobsync_orm.queue.outcomes import Discard, Retry, Snooze
 from jobsync_orm.queue.periodic import ScheduleCalls
@@ -41,7 +42,7 @@ __all__ = [
 ]
 
 
-class JobQueue(ScheduleCalls, EnqueueCalls, HandlerCalls, ControlCalls, ReadingCalls, RetentionCalls):
+class JobQueue(ScheduleCalls, ManualCalls, EnqueueCalls, HandlerCalls, ControlCalls, ReadingCalls, RetentionCalls):
     """Jobs in the application's own database.
 
     Parameters

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from jobsync_orm.queue.context import JobContext
     from jobsync_orm.queue.core import QueueCore
 
-__all__ = ["error_text", "execute", "execute_async", "failed", "lost", "stopped"]
+__all__ = ["error_text", "execute", "execute_async", "failed", "lost", "stopped", "traceback_text"]
 
 logger = logging.getLogger("jobsync_orm")
 
@@ -155,7 +155,7 @@ def failed(
 ) -> Ending:
     """How an attempt ends that failed with ``error``: its job is tried again, or has failed for good."""
     what = error.__cause__ if isinstance(error, Retry) and error.reason is None and error.__cause__ else error
-    text, trace = error_text(what), _traceback(error)
+    text, trace = error_text(what), traceback_text(error)
     if job.failures >= job.max_retries or isinstance(error, InvalidPayload):
         return Ending(job.id, job.attempt, outcome, JobState.FAILED, began, ended, None, text, trace, counts=True)
     delay = error.after if isinstance(error, Retry) and error.after is not None else _delay(handler, job, what)
@@ -200,7 +200,7 @@ def _raised(handler: Handler, job: ClaimedJob, context: JobContext, error: BaseE
             began,
             ended,
             error=error_text(why),
-            traceback=_traceback(error),
+            traceback=traceback_text(error),
         )
     if isinstance(error, TypeError) and handler.payload is None and _called_in_vain(error):
         try:
@@ -294,7 +294,7 @@ def _delay(handler: Handler, job: ClaimedJob, error: BaseException) -> float:
     return min(delay, SOON_SEC * random.uniform(0.1, 1)) if _is_passing(error) else delay
 
 
-def _traceback(error: BaseException) -> str | None:
+def traceback_text(error: BaseException) -> str | None:
     """As Python prints it, from the handler's own frame on. Its end, with what was raised, is kept in any case."""
     trace = error.__traceback__
     if trace is None:

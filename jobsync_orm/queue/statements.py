@@ -10,9 +10,11 @@ is left for the next turn, and nothing stands still for it. Two belong to a hand
 | statement | locks | if the process stops right after sending it |
 |---|---|---|
 | claim, heads | the jobs taken (skip) | taken or not; if so they are rescued with their node, or past their deadline |
+| dequeue | the jobs taken (skip) | taken or not; if so they are rescued past their deadline |
 | settle | the jobs settled (skip) | settled or not; sent again it changes nothing more |
 | promote | due jobs (skip) | ready or not; any worker does it at the next turn |
 | rescue, overdue | jobs of dead nodes or past their deadline (skip) | done or not; another worker does it |
+| stale | jobs past their deadline or begun too long ago (skip) | done or not; call again |
 | unblock, sweep | jobs whose last dependency has completed (skip) | done or not; the next sweep does it |
 | presence, absence | own worker row; worker rows of dead nodes (skip) | written or not; the next worker cleans up |
 | restamp | attempts under way of one worker (skip) | done or not; what is not is rescued |
@@ -64,6 +66,9 @@ CHIEF_SEC = 10
 
 # Longest NOTIFY payload that names what is ready.
 MOST_BYTES = 2000
+
+# So many keys ``dequeue`` looks at in one statement.
+KEYS_AT_ONCE = 200
 
 # Before and after every incarnation.
 FIRST_UUID, LAST_UUID = "00000000-0000-0000-0000-000000000000", "ffffffff-ffff-ffff-ffff-ffffffffffff"
@@ -139,6 +144,51 @@ class QueueStatements:
                 LIMIT $6::int),
             taken AS ({take("picked", "$7::text", "$8::uuid")})
             {collected("taken")}"""
+
+        # For those who run their own loop (see manual.py): $1 types, $2 how many at most, $3 worker, $4 seconds that
+        # weigh as much as a point of priority, $5 whether to look at jobs with a key too, $6 the key after which to
+        # begin. Of what is not paused: each lane, from its head, and the first in line of each key that has none under
+        # way. The most urgent first. Such an attempt is no node's: it has no incarnation, and ends by its deadline
+        # only. Returned: the jobs claimed, and the last of the keys looked at (NULL if there are no more).
+        unkeyed = "j.state = 'pending' AND j.key IS NULL"
+        first = f"SELECT j.type, j.priority, j.ready_at FROM {job} j WHERE {unkeyed} AND j.type = %s ORDER BY j.type,"
+        first += " j.priority, j.ready_at, j.id LIMIT 1"
+        next_key = f"""
+            SELECT j.key, j.id, j.type, j.state, j.priority, j.ready_at FROM {job} j
+            WHERE {IN_LINE} AND j.key > %s ORDER BY j.key, j.id LIMIT 1"""
+        urgency = "ready_at - priority * $4::float8 * interval '1 second'"
+        self.dequeue = f"""
+            WITH RECURSIVE allowed AS MATERIALIZED (
+                SELECT DISTINCT t.type FROM unnest($1::text[]) AS t (type)
+                WHERE NOT EXISTS (SELECT 1 FROM {pause} p WHERE p.type IN ('', t.type))),
+            lane AS (
+                SELECT h.* FROM allowed a CROSS JOIN LATERAL ({first % "a.type"}) h
+                UNION ALL
+                SELECT h.* FROM lane l CROSS JOIN LATERAL ({first % "l.type AND j.priority > l.priority"}) h),
+            line AS (
+                SELECT h.*, 1 AS n FROM ({next_key % "$6::text"}) h WHERE $5::bool
+                UNION ALL
+                SELECT h.*, l.n + 1 FROM line l CROSS JOIN LATERAL ({next_key % "l.key"}) h WHERE l.n < {KEYS_AT_ONCE}),
+            source AS MATERIALIZED (
+                SELECT type, priority, NULL::bigint AS id, {urgency} AS urgency FROM lane
+                UNION ALL
+                SELECT type, priority, id, {urgency} FROM line l
+                WHERE state = 'pending' AND type IN (SELECT type FROM allowed) AND NOT EXISTS (
+                    SELECT 1 FROM {job} p WHERE p.key = l.key AND p.key IS NOT NULL AND p.state = 'processing')
+                ORDER BY urgency),
+            picked AS (
+                SELECT j.ctid FROM source s CROSS JOIN LATERAL (
+                    SELECT ctid FROM (
+                        SELECT ctid FROM {job} j WHERE s.id IS NULL AND {unkeyed}
+                            AND j.type = s.type AND j.priority = s.priority
+                        ORDER BY j.ready_at, j.id LIMIT $2::int FOR UPDATE SKIP LOCKED) AS in_lane
+                    UNION ALL
+                    SELECT ctid FROM (
+                        SELECT ctid FROM {job} j WHERE j.id = s.id AND j.state = 'pending'
+                        FOR UPDATE SKIP LOCKED) AS in_line) j
+                LIMIT $2::int),
+            taken AS ({take("picked", "$3::text", "NULL")})
+            SELECT ({collected("taken")}), (SELECT max(key) FROM line HAVING count(*) = {KEYS_AT_ONCE})"""
 
         # -- jobs with a key -------------------------------------------------------------------------------------
         # All three begin with: $1 node, $2 its incarnation, $3 types it handles and may take, $4 whether keys are tied
@@ -387,6 +437,14 @@ class QueueStatements:
             WITH stuck AS (
                 SELECT ctid FROM {job} WHERE state = 'processing' AND deadline < now() AND {chief}
                 LIMIT $1::int FOR UPDATE SKIP LOCKED), {rescued("held the job past its deadline")}"""
+
+        # Attempts held past their deadline or begun more than $2 seconds ago, whoever has them: for somebody who has no
+        # workers. $1 how many at most. Returned as by rescue.
+        self.stale = f"""
+            WITH stuck AS (
+                SELECT ctid FROM {job} WHERE state = 'processing'
+                    AND (deadline < now() OR started_at < now() - $2::float8 * interval '1 second')
+                LIMIT $1::int FOR UPDATE SKIP LOCKED), {rescued("held the job for too long")}"""
 
         waits = (
             f"EXISTS (SELECT 1 FROM {dependency} d JOIN {job} a ON a.id = d.after_id"
