@@ -48,7 +48,7 @@ class Worker:
         self.events: list[dict[str, Any]] = []
         self.killed_at: float | None = None
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "tests.integration.worker"],
+            [sys.executable, "-W", "error", "-m", "tests.integration.node"],
             cwd=ROOT,
             env={
                 **os.environ,
