@@ -5,10 +5,10 @@ VENV   ?= .venv
 RUN     = $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test chaos model simulate lint format bench clean
+.PHONY: help demo test chaos queue-chaos model simulate lint format bench clean
 
 help: ## Show this help
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # One environment for everything, made anew whenever the project's requirements change.
 $(VENV)/.ready: pyproject.toml
@@ -31,6 +31,9 @@ SEED     ?=
 chaos: $(VENV)/.ready ## Real workers under kills, pauses, broken networks and restarts, checked (DURATION=seconds SEED=n)
 	$(RUN)/python -m pytest -q -m chaos tests/chaos
 	$(RUN)/python -m tests.chaos.run --duration $(DURATION) $(if $(SEED),--seed $(SEED))
+
+queue-chaos: $(VENV)/.ready ## Ordered jobs of 200 keys while workers are killed, checked (DURATION=seconds SEED=n)
+	$(RUN)/python -m tests.chaos.keys.run --duration $(DURATION) $(if $(SEED),--seed $(SEED))
 
 # Searches of the hand-off protocol that are too long for every run of the tests.
 STATES ?= 5000000
