@@ -52,6 +52,11 @@ class Attempt:
         """When it began; for one that has not, when it was claimed."""
         return self.claimed_at if self.began_at is None else self.began_at
 
+    def ends_at(self) -> float:
+        """When its time is over: after its job's timeout, unless the handler has asked for another."""
+        limit: float | None = self.context.limit
+        return self.ran_since() + self.job.timeout if limit is None else limit
+
     def age(self) -> float:
         """Seconds since it was claimed."""
         return time.monotonic() - self.claimed_at

@@ -33,7 +33,7 @@ from jobsync_orm.queue.context import CancelFlag, JobContext
 from jobsync_orm.queue.execution import execute
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from multiprocessing.connection import Connection
 
     from jobsync_orm.queue.handlers import Handler
@@ -151,10 +151,14 @@ def _dish(queue: JobQueue, handler: Handler) -> Dish:
 
 
 class Kitchen:
-    """The handlers of a child, made by its recipe. One that cannot be made says why, and the others work."""
+    """The handlers of a child, made by its recipe. One that cannot be made says why, and the others work.
 
-    def __init__(self, recipe: Recipe) -> None:
+    ``on_extend`` is told until when a handler wants to run that has asked for more time.
+    """
+
+    def __init__(self, recipe: Recipe, on_extend: Callable[[float], None]) -> None:
         self._recipe = recipe
+        self._on_extend = on_extend
         self._own: JobQueue | None = None
         self._made: dict[str, tuple[JobQueue, Handler] | str] = {}
         for type, dish in recipe.dishes.items():
@@ -183,13 +187,17 @@ class Kitchen:
         if isinstance(made, str):
             return made
         queue, handler = made
-        return execute(queue, handler, job, JobContext(queue, job, self._recipe.worker, CancelFlag()))
+        context = JobContext(queue, job, self._recipe.worker, CancelFlag())
+        context.on_extend = self._on_extend
+        return execute(queue, handler, job, context)
 
 
 def serve(connection: Connection) -> None:
     """Run what ``connection`` brings: a recipe, then one job after the other, then None.
 
-    Sent back are None once it is ready, and for each job its :class:`Ending`, or why it could not begin.
+    Sent back are None once it is ready, and for each job its :class:`Ending`, or why it could not begin; in between,
+    the moment (``time.monotonic()``, which is the same in all processes) until which the job may run, when its handler
+    has asked for more time.
     """
     os.setsid()
     for number in SIGNALS:
@@ -198,10 +206,16 @@ def serve(connection: Connection) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     orders: SimpleQueue[Any] = SimpleQueue()
     threading.Thread(target=_listen, args=(connection, orders), name="jobsync-child", daemon=True).start()
-    kitchen = Kitchen(orders.get())
-    connection.send(None)
+    sending = threading.Lock()  # a handler may ask for more time in any of its threads
+
+    def send(message: Ending | str | float | None) -> None:
+        with sending:
+            connection.send(message)
+
+    kitchen = Kitchen(orders.get(), send)
+    send(None)
     while (job := orders.get()) is not None:
-        connection.send(kitchen.run(job))
+        send(kitchen.run(job))
 
 
 def _listen(connection: Connection, orders: SimpleQueue[Any]) -> None:

@@ -147,8 +147,10 @@ class Finishing:
             held, outcome = state.get((ending.job_id, ending.attempt), (False, None))
             if held:
                 self._held.append(item)
-            elif outcome == ending.outcome:
-                done.append(item)  # by the statement whose answer was lost
+            elif outcome in (ending.outcome, AttemptOutcome.COMPLETED):
+                # By the statement whose answer was lost, or in the handler's own transaction, whose COMMIT was not
+                # known to have been done.
+                done.append(item)
             else:
                 self.lost += 1
                 logger.warning(

@@ -324,10 +324,14 @@ class ProcessExecutor:
         except (EOFError, OSError):
             child.connection.close()  # at its end, or about to be: the sentinel says which
 
-    def _heard(self, child: _Child, message: Ending | str | None) -> None:
+    def _heard(self, child: _Child, message: Ending | str | float | None) -> None:
         with self._guard:
             if message is None:
                 child.ready = True
+                return
+            if isinstance(message, float):
+                if child.attempt is not None:
+                    child.attempt.context.limit = message
                 return
             attempt, child.attempt = child.attempt, None
         if attempt is None:  # given up meanwhile

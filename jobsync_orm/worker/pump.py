@@ -407,6 +407,8 @@ class Pump:
                 self.look_again(attempt.job.type, attempt.job.priority)
             elif outcome in (AttemptOutcome.FAILED, AttemptOutcome.TIMEOUT, AttemptOutcome.DISCARDED):
                 counters.failed += 1
+            elif outcome is AttemptOutcome.DIED:
+                counters.lost += 1
             if ending.delay is not None and self.delayed is not None:
                 self.delayed(ending.delay)
         counters.completed += completed

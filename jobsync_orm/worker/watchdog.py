@@ -73,7 +73,7 @@ class Watchdog:
         ended = self._ended.get(executor, set())
         late = set()
         for attempt in running:
-            left = attempt.ran_since() + attempt.job.timeout - now
+            left = attempt.ends_at() - now
             if left > 0:
                 soonest = min(soonest, left)
                 continue

@@ -77,3 +77,15 @@ def write_effect(ctx: JobContext) -> dict[str, int]:
     ctx.session.execute(text("INSERT INTO effect VALUES (:job, :pid)"), {"job": ctx.id, "pid": os.getpid()})
     ctx.enqueue("follow", {})
     return {"pid": os.getpid()}
+
+
+def take_longer(ctx: JobContext, seconds: float) -> None:
+    """Asks for more time, and takes it."""
+    ctx.extend(60)
+    time.sleep(seconds)
+
+
+def note(ctx: JobContext, text_: str) -> dict[str, int]:
+    """Writes in the transaction that completes the job."""
+    ctx.session.execute(text("INSERT INTO note VALUES (:text)"), {"text": text_})
+    return {"next": ctx.enqueue("next").id}
