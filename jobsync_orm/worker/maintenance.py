@@ -59,6 +59,8 @@ PROMOTE_LEAST_SEC = 0.01
 
 NEVER = float("inf")
 
+NOTHING = array([])
+
 
 class _Timer:
     """When something is due again: at an interval, but not so often that it takes more than its share."""
@@ -348,6 +350,9 @@ class Presence:
         The numbers.
     vanished : callable
         Called when rows of dead workers were removed.
+    stops : callable
+        Whether it claims nothing any more, and only finishes. Its row says so, by a list of types that is empty: others
+        may take the jobs of its keys from then on.
     """
 
     def __init__(
@@ -359,6 +364,7 @@ class Presence:
         concurrency: int,
         figures: Callable[[], Figures],
         vanished: Callable[[], None],
+        stops: Callable[[], bool] = lambda: False,
     ) -> None:
         self._statements = statements
         self._node = node
@@ -369,9 +375,12 @@ class Presence:
         self._vanished = vanished
         self._timer = _Timer(PRESENCE_SEC)
         self._started_at = time.monotonic()
+        self._stops = stops
 
     def due_at(self) -> float:
-        """Every two seconds."""
+        """Every two seconds, and when the worker begins to stop."""
+        if self._types != NOTHING and self._stops():
+            return 0.0
         return self._timer.at
 
     def woken(self, payloads: set[str]) -> None:
@@ -383,6 +392,8 @@ class Presence:
         incarnation = self._incarnation()
         if not incarnation:
             return
+        if self._stops():
+            self._types = NOTHING
         figures, now = self._figures(), time.monotonic()
         ((gone,),) = session.prepared(
             self._statements.presence,

@@ -217,6 +217,11 @@ class Pump:
         """How many attempts ended too late."""
         return self._finishing.lost
 
+    @property
+    def stops(self) -> bool:
+        """Whether nothing is claimed any more."""
+        return self._draining.is_set()
+
     def wake(self) -> None:
         """Make the loop look up."""
         self._waker.wake()

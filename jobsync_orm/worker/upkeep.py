@@ -40,7 +40,14 @@ class Upkeep:
         self.promotion = Promotion(sql, self._ready, poll_sec)
         self.rescue = Rescue(sql, node, self._ready)
         self.presence = Presence(
-            sql, node, incarnation, sorted(pump.handlers), concurrency, self._figures, self.rescue.at_once
+            sql,
+            node,
+            incarnation,
+            sorted(pump.handlers),
+            concurrency,
+            self._figures,
+            self.rescue.at_once,
+            lambda: pump.stops,
         )
         orders = Orders(sql, self._held, self._pause, self._give_up)
         unblocking = Unblocking(sql, node, pump.waiting, self._ready)

@@ -225,3 +225,28 @@ def test_an_owner_that_does_not_run_the_type_stands_in_nobodys_way(
     jobs.wait(completed=24)
     assert one.starts == {key: [1, 3] for key in keys}
     assert two.starts == {key: [0, 2] for key in keys}
+
+
+def test_a_worker_that_stops_holds_up_no_other_keys(queue: JobQueue, jobs: Jobs, start_worker: Start) -> None:
+    """What it has begun it finishes; the rest of its keys others take at once, in order."""
+    slow, quick = Log(queue, "slow"), Log(queue, "quick")
+    slow.go.clear()
+    leaving, staying = start_worker(node_name="w1"), start_worker(node_name="w2")
+    wait_for(lambda: staying.job.my_tokens, "w2 has tokens")
+    keys = [f"k{n}" for n in range(20)]
+    first = next(key for key in keys if leaving.job.can_claim_task(key))
+    add(jobs, first, 1, "slow")
+    jobs.wait(processing=1)
+    stopping = threading.Thread(target=leaving.stop)
+    stopping.start()
+    try:
+        for key in keys:
+            add(jobs, key, 2, "quick")
+        jobs.wait(completed=38, processing=1, pending=2)
+    finally:
+        slow.go.set()
+        stopping.join()
+    jobs.wait(completed=41)
+    assert slow.workers == {first: {"w1"}}
+    assert quick.workers == {key: {"w2"} for key in keys}
+    assert quick.starts == {key: [1, 2] for key in keys}
