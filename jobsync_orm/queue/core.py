@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, TextClause, text
 
-from jobsync_orm.autocommit import Autocommit
+from jobsync_orm.autocommit import Autocommit, Row
 from jobsync_orm.config import POOL_SIZE, CoordinationConfig
 from jobsync_orm.exceptions import ConfigurationError
 from jobsync_orm.models import Models, for_app
@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from jobsync_orm.queue.handlers import Handler
 
 __all__ = ["QueueCore"]
+
+_SETTINGS = {
+    **dict.fromkeys((f"enable_{way}" for way in ("seqscan", "bitmapscan", "hashjoin", "mergejoin", "material")), "off"),
+    "jit": "off",
+    "idle_in_transaction_session_timeout": "10s",
+}
+WALK = text("SELECT " + ", ".join(f"set_config('{name}', '{value}', true)" for name, value in _SETTINGS.items()))
 
 
 class QueueCore:
@@ -81,6 +88,16 @@ class QueueCore:
             if self._database is None:
                 self._database = Autocommit(self.engine)
             return self._database
+
+    def _walk(self, statement: TextClause, values: Mapping[str, object]) -> list[Row]:
+        """The rows of a statement that is to walk the indexes it is written for, whatever the statistics say.
+
+        The settings for that are the transaction's, as the connection is the application's. If this process stops in
+        the middle, the server rolls back before long.
+        """
+        with self.engine.execution_options(isolation_level="READ COMMITTED").begin() as connection:
+            connection.execute(WALK)
+            return list(connection.execute(statement, values))
 
     def async_engine(self) -> AsyncEngine:
         """An engine of the queue's own for the running event loop; see :meth:`dispose_async`."""

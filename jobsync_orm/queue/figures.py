@@ -16,10 +16,10 @@ shorter time: as long as ``COUNTED_UP_TO`` attempts last. ``Rates.over_sec`` say
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from sqlalchemy import text
+from sqlalchemy import TextClause, text
 
 from jobsync_orm.autocommit import Autocommit, Row
 from jobsync_orm.models.states import FINISHED, JobState
@@ -27,8 +27,8 @@ from jobsync_orm.naming import Names
 
 __all__ = ["COUNTED_UP_TO", "SAMPLED_PAGES", "Figures", "Percentiles", "QueueStats", "Rates"]
 
-COUNTED_UP_TO = 10_000
-SAMPLED_PAGES = 300
+COUNTED_UP_TO = 5_000
+SAMPLED_PAGES = 200
 
 # Seconds the figures of attempts cover: the longest of these with no more than COUNTED_UP_TO attempts.
 SPANS = (300, 60, 10, 1)
@@ -194,11 +194,19 @@ class Figures:
             SELECT type, completed, completed_lately, failed, failed_lately, {in_seconds("wait")}, {in_seconds("run")}
             FROM summed""")
 
-    def read(self, database: Autocommit) -> QueueStats:
-        """The figures of the whole queue, with those of each type."""
+    def read(self, database: Autocommit, walk: Callable[[TextClause, Mapping[str, object]], list[Row]]) -> QueueStats:
+        """The figures of the whole queue, with those of each type.
+
+        Parameters
+        ----------
+        database : Autocommit
+            Where to read.
+        walk : callable
+            Executes a statement that is to walk its indexes.
+        """
         pages = int(database.repeat(self._pages, {"table": self._table})[0][0][0])
         percent = min(100.0, 100.0 * SAMPLED_PAGES / max(pages, 1))
-        counts = database.repeat(self._counts, {"percent": percent})[0]
+        counts = walk(self._counts, {"percent": percent})
         seconds = int(database.repeat(self._span, {})[0][0][0])
         recent = {row[0]: row for row in database.repeat(self._recent, {"seconds": seconds})[0]}
         found = _Counts(counts, percent)

@@ -24,7 +24,7 @@ session)`` the completion is part of the session's transaction: it and the work 
 
 | statement | locks | if the process stops right there |
 |---|---|---|
-| dequeue | the jobs taken (skip) | taken or not; if so they are free again past their deadline |
+| dequeue | the jobs taken (skip), until COMMIT | not taken; or taken, and free again past their deadline |
 | end | the job (waits for who writes it) | ended or not; in a session until COMMIT, which is what then decides |
 | extend | the job (waits) | extended or not |
 | promote, unblock, stale | see ``queue/statements.py`` | done or not |
@@ -209,11 +209,11 @@ class ManualCalls(EnqueueCalls):
     def _claim(self, values: dict[str, object]) -> Row:
         for _ in range(TRIES - 1):
             try:
-                return self._autocommit.execute(self._manual.dequeue, values)[0]
+                return self._walk(self._manual.dequeue, values)[0]
             except DBAPIError as error:
                 if sqlstate(error.orig) not in COLLIDED:
                     raise
-        return self._autocommit.execute(self._manual.dequeue, values)[0]
+        return self._walk(self._manual.dequeue, values)[0]
 
     def _promote(self) -> bool:
         """Make ready what is due, as workers do: there may be none. Whether there was something."""

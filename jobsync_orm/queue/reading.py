@@ -58,7 +58,7 @@ class ReadingCalls(QueueCore):
         """
         if type is not None:
             job_type(type)
-        figures = self._figures.read(self._autocommit)
+        figures = self._figures.read(self._autocommit, self._walk)
         return figures if type is None else figures.by_type.get(type, QueueStats(type))
 
     async def stats_async(self, type: str | None = None) -> QueueStats:

@@ -10,7 +10,7 @@ is left for the next turn, and nothing stands still for it. Two belong to a hand
 | statement | locks | if the process stops right after sending it |
 |---|---|---|
 | claim, heads | the jobs taken (skip) | taken or not; if so they are rescued with their node, or past their deadline |
-| dequeue | the jobs taken (skip) | taken or not; if so they are rescued past their deadline |
+| dequeue | the jobs taken (skip), until COMMIT | not taken; or taken, and rescued past their deadline |
 | settle | the jobs settled (skip) | settled or not; sent again it changes nothing more |
 | promote | due jobs (skip) | ready or not; any worker does it at the next turn |
 | rescue, overdue | jobs of dead nodes or past their deadline (skip) | done or not; another worker does it |

@@ -407,3 +407,12 @@ def test_without_blocking_an_event_loop(queue: JobQueue, store: Engine) -> None:
 
     asyncio.run(loop())
     assert sorted(states(store).values()) == ["completed", "pending", "retrying"]
+
+
+def test_a_transaction_that_stops_in_the_middle_does_not_keep_the_jobs(queue: JobQueue, store: Engine) -> None:
+    """The settings of the walk are the transaction's own: the application's connection is as it was."""
+    ask = text("SELECT current_setting('enable_seqscan'), current_setting('idle_in_transaction_session_timeout')")
+    (inside,) = queue._walk(ask, {})
+    assert tuple(inside) == ("off", "10s")
+    with store.connect() as connection:
+        assert tuple(connection.execute(ask).one()) == ("on", "0")
