@@ -1,9 +1,9 @@
 """The one background loop of a worker: one thread, one connection.
 
-Each turn writes how attempts ended, does the maintenance that is due, and claims what there is room for; if there is
-nothing to do it waits, for a notification, for an executor's report, or for the next thing that is due. A statement
-that fails gives up its part of that turn, never the loop; a broken connection is made anew for as long as the worker
-runs. Attempts under way go on meanwhile, and their ends are kept. Nothing of the user's runs here.
+Each turn claims what there is room for, writes how attempts ended, and does one thing for the queue as a whole, if one
+is due; if there is nothing to do it waits, for a notification, for an executor's report, or for the next thing that is
+due. A statement that fails gives up that turn, never the loop; a broken connection is made anew for as long as the
+worker runs. Attempts under way go on meanwhile, and their ends are kept. Nothing of the user's runs here.
 
 What the loop's process holds, it holds as rows that say so, never as open transactions: paused for a minute at any
 point it finds, when it goes on, that its attempts are still its own, or that each of its writes changes nothing.
@@ -18,7 +18,8 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from jobsync_orm.coordinator.session import Session, SessionLost, StatementFailed, array
@@ -63,6 +64,9 @@ SURVEY_SHARE = 20
 
 # Jobs taken in advance go back when they have waited for a slot this long. How often that is looked at.
 STALE_SEC, STALE_LOOK_SEC = 1.0, 0.25
+
+# Nothing more is claimed while so many batches of ended attempts could not be written down.
+MOST_UNWRITTEN = 3
 
 # Of an answer with claimed jobs: with longer ones fewer jobs are claimed at a time.
 MOST_CHARACTERS = 8_000_000
@@ -169,6 +173,7 @@ class Pump:
         self._clock_offset = 0.0  # the database's clock less time.monotonic(), in microseconds
         self._survey_at = 0.0
         self._survey_not_before = 0.0
+        self._chores_first = True
         self._stale_at = 0.0
         self._adopt_at: list[float] = []
         self._stranded: list[Attempt] = []  # claimed in a life of the node that is over
@@ -326,6 +331,7 @@ class Pump:
         self.counters.reconnects += 1
         # What happened meanwhile, nobody has told.
         self._survey_at = self._survey_not_before = 0.0
+        self._chores_first = True
         now = time.monotonic()
         self._adopt_at = [now + sec for sec in ADOPT_SEC]
         for duty in self.duties:
@@ -338,18 +344,22 @@ class Pump:
         self._check_incarnation()
         if self._stranded:
             self._restamp()
-        while self._finishing.due_at() <= time.monotonic():
-            self._write()
-            self._take_reports()
-            if not self._draining.is_set():
-                break
-        self._do_duties()
-        if not self._draining.is_set():
-            self._survey()
-            self._claim_all()
-            self._give_back_stale()
-        else:
+        if self._chores_first:
+            # What has been ordered (to leave a type alone, say) holds for the next claim.
+            self._chores_first = False
+            for _ in range(len(self.duties) + 2):
+                if not self._do_chore():
+                    break
+        # First what somebody waits for: a free slot, and a job that has just come.
+        if self._draining.is_set():
             self._give_back_unbegun()
+        else:
+            self._claim_all()
+        if self._finishing.due_at() <= time.monotonic():
+            self._write()
+        self._do_chore()
+        if not self._draining.is_set():
+            self._give_back_stale()
         self._wait()
 
     def _hear(self, channels: set[str]) -> None:
@@ -363,7 +373,8 @@ class Pump:
                 found = json.loads(payload) if payload else None
             except ValueError:
                 found = None
-            if isinstance(found, dict):  # for the duties
+            if isinstance(found, dict):  # an order
+                self._chores_first = True
                 continue
             if not isinstance(found, list):
                 self.survey_soon()
@@ -460,26 +471,36 @@ class Pump:
         for attempt in taken:
             self.give_up(attempt, "lost")
 
-    def _do_duties(self) -> None:
+    def _do_chore(self) -> bool:
+        """Do what has been due for longest: one thing at a time, so that a claim never waits for all of them."""
+        due, chore = min(self._chores(), key=_first)
+        if due > time.monotonic():
+            return False
+        chore()
+        return True
+
+    def _chores(self) -> Iterator[tuple[float, Callable[[], None]]]:
+        """What there is to do for the queue as a whole, and when."""
         for duty in self.duties:
-            now = time.monotonic()
-            if now < max(duty.due_at(), self._not_before.get(duty, 0.0)):
-                continue
-            try:
-                duty.run(self._session)
-                self._not_before.pop(duty, None)
-                self.failing.pop(type(duty).__name__, None)
-            except SessionLost:
-                raise
-            except Exception as error:
-                self._not_before[duty] = time.monotonic() + FAILED_SEC
-                self._fails(type(duty).__name__, error)
-                if isinstance(error, StatementFailed):
-                    logger.warning("%s: %s: %s; trying again", self.node_name, type(duty).__name__, error)
-                else:
-                    logger.exception("%s: %s failed; trying again", self.node_name, type(duty).__name__)
-        if self._adopt_at and time.monotonic() >= self._adopt_at[0]:
-            self._adopt()
+            yield max(duty.due_at(), self._not_before.get(duty, 0.0)), partial(self._do, duty)
+        if self._adopt_at:
+            yield self._adopt_at[0], self._adopt
+        yield (math.inf if self._draining.is_set() else self._survey_at), self._survey
+
+    def _do(self, duty: Duty) -> None:
+        try:
+            duty.run(self._session)
+            self._not_before.pop(duty, None)
+            self.failing.pop(type(duty).__name__, None)
+        except SessionLost:
+            raise
+        except Exception as error:
+            self._not_before[duty] = time.monotonic() + FAILED_SEC
+            self._fails(type(duty).__name__, error)
+            if isinstance(error, StatementFailed):
+                logger.warning("%s: %s: %s; trying again", self.node_name, type(duty).__name__, error)
+            else:
+                logger.exception("%s: %s failed; trying again", self.node_name, type(duty).__name__)
 
     def _adopt(self) -> None:
         """Run what this node holds and does not know of: jobs of a claim whose answer was lost."""
@@ -498,8 +519,6 @@ class Pump:
 
     def _survey(self) -> None:
         began = time.monotonic()
-        if began < self._survey_at:
-            return
         ((answer, clock),) = self._session.prepared(self._sql.survey, array(self.handlers), timeout=ANSWER_SEC)
         now = time.monotonic()
         self._lanes.surveyed([(type, priority, at) for type, priority, at in json.loads(answer or "[]")])
@@ -520,8 +539,12 @@ class Pump:
                 allowed[type] = min(self._claim_most, free + ahead)
         return {type: many for type, many in allowed.items() if many > 0}
 
+    def _may_claim(self) -> bool:
+        too_many = len(self._finishing) > MOST_UNWRITTEN * self._batch
+        return bool(self.incarnation) and "" not in self.paused and not too_many
+
     def _claim_all(self) -> None:
-        if not self.incarnation or "" in self.paused or time.monotonic() < self._claim_not_before:
+        if not self._may_claim() or time.monotonic() < self._claim_not_before:
             return
         answered_at = self.counters.claimed_at
         for kind, executor in self.executors.items():
@@ -614,9 +637,14 @@ class Pump:
             self.release(executor.withdraw())
 
     def _wait(self) -> None:
-        due = self._due_at()
-        if due <= time.monotonic():
+        due, chores_at = self._due_at(), min(at for at, _ in self._chores())
+        now = time.monotonic()
+        if due <= now:
             return
+        if chores_at <= now:
+            self._hear(self._session.wait(0.0))
+            return
+        due = min(due, chores_at)
         self._asleep = True
         try:
             # A report between the look and the wait finds the flag set, and wakes.
@@ -626,19 +654,16 @@ class Pump:
             self._asleep = False
 
     def _due_at(self) -> float:
-        """When there is something to do, unless a notification or a report comes first."""
+        """When there is something to write or to claim, unless a notification or a report comes first."""
         if self._reports:
             return 0.0
         due = [self._finishing.due_at(), self._drain_until]
-        due += [max(duty.due_at(), self._not_before.get(duty, 0.0)) for duty in self.duties]
-        due += self._adopt_at[:1]
         if self._stranded:
             due.append(self._restamp_at)
         if not self._draining.is_set():
-            due += [self._survey_at]
             if self.under_way:
                 due.append(self._stale_at)
-            if self.incarnation and "" not in self.paused:
+            if self._may_claim():
                 for kind, executor in self.executors.items():
                     allowed = self._allowed(kind, executor)
                     if allowed:
@@ -705,6 +730,10 @@ class Pump:
                 farewell(self._session)
         except (SessionLost, StatementFailed) as error:
             logger.warning("%s: %s while stopping", self.node_name, error)
+
+
+def _first(entry: tuple[float, Any]) -> float:
+    return entry[0]
 
 
 def _no_look(at: float) -> None:
