@@ -55,6 +55,8 @@ def worker(
         raise typer.Exit(2) from error
     # Does nothing if the application has set up its logging when it was imported.
     logging.basicConfig(level=level, stream=sys.stderr, format=FORMAT)
+    # Of no use to anybody who runs a worker, and in front of all that is.
+    logging.getLogger("alembic.runtime.plugins").setLevel(logging.WARNING)
     try:
         chosen = None if types is None else [name.strip() for name in types.split(",") if name.strip()]
         JobWorker(found, concurrency, types=chosen, node_name=node_name, grace_sec=grace).run()
