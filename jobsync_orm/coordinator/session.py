@@ -9,6 +9,7 @@ itself, in non-blocking mode, around one ``select``. Values travel as text.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 from collections.abc import Callable, Iterable
@@ -118,6 +119,8 @@ class Session:
         self.payloads: dict[str, set[str]] = {}  # what came with the notifications that were heard last, by channel
         self.pid = 0
         self.pooled = False
+        self.until = math.inf
+        """No answer is waited for beyond this moment. Another thread may set it while one is."""
 
     def open(self) -> None:
         """Connect. Raises :class:`SessionLost`."""
@@ -249,7 +252,7 @@ class Session:
         return rows
 
     def _await_socket(self, pg: Any, deadline: float, *, write: bool = False) -> None:
-        left = deadline - now()
+        left = min(deadline, self.until) - now()
         if left <= 0:
             raise SessionLost("the server did not answer in time")
         looked_at = now()

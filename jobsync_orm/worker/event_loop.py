@@ -175,7 +175,7 @@ class EventLoopExecutor:
         self._until_none_open(CLOSE_SEC)
         self._abandon(list(self._open))
         self._call(loop.stop)
-        thread.join(3 * CLOSE_SEC)
+        thread.join(CLOSE_SEC)
         self._thread = self._loop = None
 
     def _until_none_open(self, seconds: float) -> None:

@@ -78,6 +78,9 @@ ADOPT_SEC = (0.0, 1.0, 5.0, ANSWER_SEC, 30.0)
 # Longest that a worker that stops tries to reach a database that does not answer, to write down its last attempts.
 LEAVE_SEC = 5.0
 
+# A statement that has not been answered this long after a worker was to have stopped is not waited for.
+HANGING_SEC = 0.5
+
 
 class Duty(Protocol):
     """Something the pump does now and then, in its thread and on its connection."""
@@ -183,6 +186,9 @@ class Pump:
         self._claim_not_before = 0.0
         self._draining = threading.Event()
         self._drain_until = math.inf
+        self._away_since = math.inf
+        self.left_in_order = False
+        """Whether the database was there to the end."""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"jobsync-pump-{node_name}"[:40], daemon=True)
 
@@ -200,6 +206,7 @@ class Pump:
     def drain(self, grace_sec: float) -> None:
         """Claim nothing more; end when all attempts are over, or after ``grace_sec``. A second call may shorten it."""
         self._drain_until = min(self._drain_until, time.monotonic() + grace_sec)
+        self._session.until = self._drain_until + HANGING_SEC
         self._draining.set()
         self.wake()
 
@@ -300,11 +307,13 @@ class Pump:
                         self._connect()
                     self._turn()
                     self.turned_at = time.monotonic()
+                    self._away_since = math.inf
                     backoff = RECONNECT_FIRST_SEC
                     continue
                 except SessionLost as lost:
                     self._session.close()
                     self.failure = str(lost)
+                    self._away_since = min(self._away_since, time.monotonic())
                     logger.warning("%s: the queue's connection: %s; reconnecting", self.node_name, lost)
                 except StatementFailed as failed:
                     self.failure = str(failed)
@@ -699,7 +708,9 @@ class Pump:
             attempt.context.cancelled.set("stopping")
         self.release(unfinished)
         until = time.monotonic() + LEAVE_SEC
-        while True:
+        self._session.until = until
+        self._take_reports()
+        while time.monotonic() - self._away_since < LEAVE_SEC:  # it has been tried for long enough
             self._take_reports()
             if not len(self._finishing):
                 self._say_farewell()
@@ -716,15 +727,17 @@ class Pump:
                 time.sleep(RECONNECT_FIRST_SEC)
             if time.monotonic() > until:
                 break
-        logger.warning(
-            "%s: how %d attempts ended could not be written down: they will be taken for dead, and run again",
-            self.node_name,
-            len(self._finishing),
-        )
+        if unwritten := len(self._finishing):
+            logger.warning(
+                "%s: how %d attempts ended could not be written down: they will be taken for dead, and run again",
+                self.node_name,
+                unwritten,
+            )
 
     def _say_farewell(self) -> None:
         if not self._session.is_open:
             return  # others will notice
+        self.left_in_order = True
         try:
             for farewell in self.farewells:
                 farewell(self._session)

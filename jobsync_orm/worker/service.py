@@ -41,11 +41,15 @@ _guard = threading.Lock()
 # Longest a worker tries to reach its database when it starts.
 ENTER_SEC = 120.0
 
-# How often a worker in the application's event loop looks whether it is to stop, in seconds.
+# How often a worker looks whether it is to stop, in seconds: in the main thread, and in the application's event loop.
+SIGNAL_LOOK_SEC = 1.0
 STOP_LOOK_SEC = 0.1
 
 # Longest its executors need to give up what runs.
-GIVE_UP_SEC = 5.0
+GIVE_UP_SEC = 2.0
+
+# Longest to wait for this node to leave its cluster where the database is away.
+GONE_SEC = 0.5
 
 
 class JobWorker:
@@ -236,8 +240,10 @@ class JobWorker:
 
             migrate.upgrade(config)
         until = time.monotonic() + ENTER_SEC
+        waits = False
         with FreeName(config) as free:
             while True:
+                self._refuse_if_stopped()
                 try:
                     return self._started(free.next(), max(1.0, until - time.monotonic()))
                 except NodeNameInUse:
@@ -247,14 +253,15 @@ class JobWorker:
                 except SessionLost as lost:
                     if time.monotonic() > until:
                         raise TimeoutError(f"the database could not be reached: {lost}") from lost
+                    logger.log(logging.DEBUG if waits else logging.WARNING, "waiting for the database: %s", lost)
+                    waits = True
                     self._stopping.wait(0.5)
 
     def _started(self, node_name: str, seconds: float) -> Job:
         """A job of this worker's, running, unless somebody calls :meth:`stop` meanwhile."""
         self._joining = job = Job(node_name, self.queue.config, wait_on_enter=seconds, on_rebalance=self._rebalanced)
         try:
-            if self._stopping.is_set():
-                raise NotRunning(f"{node_name} was stopped while it was starting")
+            self._refuse_if_stopped()
             return job.start()
         finally:
             self._joining = None
@@ -262,6 +269,10 @@ class JobWorker:
     def _rebalanced(self) -> None:
         if self._upkeep is not None:
             self._upkeep.rebalanced()
+
+    def _refuse_if_stopped(self) -> None:
+        if self._stopping.is_set():
+            raise NotRunning("this worker was stopped while it was starting")
 
     def _make_pump(self, job: Job, handlers: dict[str, Handler]) -> Pump:
         pump = Pump(
@@ -314,8 +325,12 @@ class JobWorker:
             pump = self._pump
         if pump is not None:
             pump.drain(grace)
-            if not pump.join(grace + GIVE_UP_SEC + LEAVE_SEC):
-                logger.warning("%s: the queue's loop has not ended in time; going on without it", self.node_name)
+            until = time.monotonic() + grace + GIVE_UP_SEC + LEAVE_SEC
+            # In pieces: a signal that comes just before a wait does not end it.
+            while not pump.join(SIGNAL_LOOK_SEC):
+                if time.monotonic() > until:
+                    logger.warning("%s: the queue's loop has not ended in time; going on without it", self.node_name)
+                    break
         with self._lifecycle:
             if not self._stopped:
                 self._stopped = True
@@ -331,8 +346,11 @@ class JobWorker:
         if job is not None:
             with _guard:
                 _taken.discard(job)
-            if job is not self._given:
-                job.stop()
+            if job is self._given:
+                return
+            leaving = threading.Thread(target=job.stop, name="jobsync-leave", daemon=True)
+            leaving.start()
+            leaving.join(GONE_SEC if pump is not None and not pump.left_in_order else None)
 
     def run(self) -> None:
         """Start, run jobs until SIGTERM or SIGINT or :meth:`stop`, and stop.
@@ -343,7 +361,7 @@ class JobWorker:
         with self._signals():
             try:
                 self._start_unless_stopped()
-                while not self._stopping.wait(1.0):
+                while not self._stopping.wait(SIGNAL_LOOK_SEC):
                     pass
             finally:
                 self.stop()
