@@ -5,7 +5,7 @@ VENV   ?= .venv
 RUN     = $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test chaos queue-chaos model simulate lint format bench clean
+.PHONY: help demo shop test chaos queue-chaos model simulate lint format bench clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,6 +20,9 @@ $(VENV)/.ready: pyproject.toml
 
 demo: $(VENV)/.ready ## Three workers share a table while one is killed, one joins, one leaves
 	$(RUN)/jobsync-orm demo
+
+shop: $(VENV)/.ready ## An online shop: 10,000 orders, workers killed on the way, each order paid once (ORDERS=n)
+	cd examples && ../$(RUN)/python -m shop $(if $(ORDERS),--orders $(ORDERS))
 
 test: $(VENV)/.ready ## Run the tests on a real PostgreSQL (an embedded one, or JOBSYNC_TEST_URL)
 	$(RUN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal

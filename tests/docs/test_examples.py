@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import Server
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "two_terminals.py"
 
 
@@ -60,3 +62,28 @@ def test_two_terminals(folder: str) -> None:
     assert len(done(first)) >= 5
     assert not done(first) & done(second), "an item was done twice"
     assert not (Path(folder) / ".jobsync" / "pg" / "postmaster.pid").exists(), "the server runs on"
+
+
+def test_the_shop(server: Server) -> None:
+    """A small one: the proof at its end decides."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "shop",
+            "--orders",
+            "40",
+            "--kill-every",
+            "2",
+            "--kills",
+            "2",
+            "--url",
+            server.url.render_as_string(False),
+        ],
+        cwd=EXAMPLE.parent,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "each of 40 orders was paid once" in " ".join(done.stdout.split())
