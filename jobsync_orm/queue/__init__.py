@@ -6,9 +6,9 @@ See :class:`JobQueue`, and ``docs/queue.md``.
 from __future__ import annotations
 
 from jobsync_orm.queue.backoff import Backoff
+from jobsync_orm.queue.bulk import BulkCalls
 from jobsync_orm.queue.context import CancelFlag, JobContext
 from jobsync_orm.queue.control import ControlCalls, Pause
-from jobsync_orm.queue.enqueue import EnqueueCalls
 from jobsync_orm.queue.figures import QueueStats
 from jobsync_orm.queue.handlers import Handler, HandlerCalls
 from jobsync_orm.queue.job_status import JobStatus
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 
-class JobQueue(ScheduleCalls, ManualCalls, EnqueueCalls, HandlerCalls, ControlCalls, ReadingCalls, RetentionCalls):
+class JobQueue(ScheduleCalls, ManualCalls, BulkCalls, HandlerCalls, ControlCalls, ReadingCalls, RetentionCalls):
     """Jobs in the application's own database.
 
     Parameters

@@ -28,7 +28,7 @@ nobody sees that the new job waits for it; the worker's sweep finds it.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, TextClause, text
@@ -39,14 +39,14 @@ from jobsync_orm.models.states import LIVE, JobState
 from jobsync_orm.naming import Names
 from jobsync_orm.queue.new_jobs import Enqueued
 
-__all__ = ["Insertion"]
+__all__ = ["LIVE_KEY", "NOW", "TRIES", "Insertion", "cast_text", "unknown_jobs"]
 
 NOW = "clock_timestamp()"
 
 # How often a job that was there may be gone again when it is looked at, before that is called an error.
 TRIES = 20
 
-_LIVE = f"idempotency_key IS NOT NULL AND state IN ({', '.join(repr(str(state)) for state in LIVE)})"
+LIVE_KEY = f"idempotency_key IS NOT NULL AND state IN ({', '.join(repr(str(state)) for state in LIVE)})"
 
 # Columns that are stored as they are given, and their types.
 _TYPES = {
@@ -69,7 +69,7 @@ class Insertion:
         self._known: dict[tuple[str, ...], TextClause] = {}
         self._existing = text(
             f"SELECT id, state FROM {names.text('job')}"
-            f" WHERE type = :type AND idempotency_key = :idempotency_key AND {_LIVE}"
+            f" WHERE type = :type AND idempotency_key = :idempotency_key AND {LIVE_KEY}"
         )
 
     def one(self, connection: Connection, columns: dict[str, str]) -> Enqueued:
@@ -100,10 +100,7 @@ class Insertion:
     def _found(self, row: Sequence[Any], columns: dict[str, str]) -> Sequence[Any] | None:
         id, state, unknown = row
         if unknown is not None:
-            raise UnknownJob(
-                f"after: there is no job {', '.join(map(str, json.loads(unknown)))} that this transaction can see; "
-                "nothing has been enqueued"
-            )
+            raise unknown_jobs(unknown)
         return None if id is None else (id, state)
 
     def _statement(self, columns: tuple[str, ...]) -> TextClause:
@@ -112,8 +109,8 @@ class Insertion:
             statement = self._known[columns] = text(self._sql(columns))
         return statement
 
-    def _sql(self, columns: tuple[str, ...]) -> str:
-        job, dependency = self._names.text("job"), self._names.text("job_dependency")
+    def values(self, columns: Iterable[str]) -> tuple[dict[str, str], str]:
+        """SQL of what goes into each column, from parameters named like ``columns``; and the state if not blocked."""
         values = {
             name: f"CAST({cast_text(name)} AS {_TYPES[name]})"
             for name in columns
@@ -128,8 +125,13 @@ class Insertion:
         if "run_at" in columns:
             values["run_at"] = f"CAST({cast_text('run_at')} AS timestamptz)"
             state = f"CASE WHEN {values['run_at']} > {NOW} THEN 'scheduled' ELSE 'pending' END"
+        return values, state
+
+    def _sql(self, columns: tuple[str, ...]) -> str:
+        job, dependency = self._names.text("job"), self._names.text("job_dependency")
+        values, state = self.values(columns)
         conflict = (
-            f" ON CONFLICT (type, idempotency_key) WHERE {_LIVE} DO NOTHING" if "idempotency_key" in columns else ""
+            f" ON CONFLICT (type, idempotency_key) WHERE {LIVE_KEY} DO NOTHING" if "idempotency_key" in columns else ""
         )
         if "after" not in columns:
             if state != "'pending'":
@@ -152,6 +154,14 @@ class Insertion:
             waits AS (INSERT INTO {dependency} (after_id, job_id) SELECT before.id, new.id FROM before, new)
             SELECT (SELECT id FROM new), (SELECT state FROM new),
                 (SELECT CAST(json_agg(id ORDER BY id) AS text) FROM before WHERE state IS NULL)"""
+
+
+def unknown_jobs(ids: str) -> UnknownJob:
+    """The error for jobs, a JSON array of ids, that others were to run after."""
+    return UnknownJob(
+        f"after: there is no job {', '.join(map(str, json.loads(ids)))} that this transaction can see; nothing has "
+        "been enqueued"
+    )
 
 
 def cast_text(parameter: str) -> str:

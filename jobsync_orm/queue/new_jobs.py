@@ -18,8 +18,9 @@ from jobsync_orm.queue.typed_payload import dump
 
 if TYPE_CHECKING:
     from jobsync_orm.queue.core import QueueCore
+    from jobsync_orm.queue.handlers import Handler
 
-__all__ = ["LONGEST_KEY", "Enqueued", "NewJob"]
+__all__ = ["LONGEST_KEY", "Enqueued", "NewJob", "payload_of"]
 
 # In bytes. An entry of a B-tree holds about 2,700, and a type may take 800 of them.
 LONGEST_KEY = 1000
@@ -65,6 +66,18 @@ class NewJob:
     timeout: float | datetime.timedelta | None = None
 
     def columns(self, queue: QueueCore, check: bool) -> dict[str, str]:
+        """:meth:`columns_without_payload`, and the payload.
+
+        Raises
+        ------
+        InvalidPayload
+            It cannot be kept, or does not fit its handler.
+        """
+        columns = self.columns_without_payload(queue, check)
+        columns["payload"] = payload_of(queue, queue.handlers.get(self.type), self.payload)
+        return columns
+
+    def columns_without_payload(self, queue: QueueCore, check: bool) -> dict[str, str]:
         """What is to be stored, as text; only what is not the column's default.
 
         Besides names of columns: ``delay`` is seconds from now, ``run_at`` is in ISO 8601, in UTC, ``after`` is an
@@ -73,19 +86,14 @@ class NewJob:
         Raises
         ------
         InvalidJob
-            A value that cannot be. An :class:`~jobsync_orm.exceptions.InvalidPayload` for the payload.
+            A value that cannot be.
         UnknownJobType
             ``check``, and no handler for the type is registered here.
         """
         handler = queue.handlers.get(self.type) if isinstance(self.type, str) else None
-        payload = {} if self.payload is None else self.payload
         max_retries, timeout = self.max_retries, self.timeout
         columns = {"type": self.type if handler is not None else job_type(self.type)}
         if handler is not None:
-            if handler.payload is not None:
-                payload = dump(handler.payload, payload)
-            elif isinstance(payload, Mapping):
-                handler.check(payload)
             max_retries = handler.max_retries if max_retries is None else max_retries
             timeout = handler.timeout if timeout is None else timeout
             if not handler.retry_blocks_key:
@@ -96,7 +104,6 @@ class NewJob:
                 f"no handler is registered here for jobs of type {self.type!r}; there are: {known}. Leave check out to "
                 "enqueue jobs whose handlers only the workers know"
             )
-        columns["payload"] = payload_text(payload, queue.max_payload_bytes)
         if self.priority != 0 or self.priority is False:
             columns["priority"] = _priority(self.priority)
         if max_retries is not None and max_retries != MAX_RETRIES:
@@ -144,6 +151,24 @@ class NewJob:
             if not isinstance(id, int) or isinstance(id, bool) or not 0 < id <= LARGEST_ID:
                 raise InvalidJob(f"after: {brief(id)} is no id of a job")
         return sorted(set(ids))
+
+
+def payload_of(queue: QueueCore, handler: Handler | None, payload: Any) -> str:
+    """A payload as JSON, checked against its handler if that is known here.
+
+    Raises
+    ------
+    InvalidPayload
+        It cannot be kept, or does not fit the handler.
+    """
+    if payload is None:
+        payload = {}
+    if handler is not None:
+        if handler.payload is not None:
+            payload = dump(handler.payload, payload)
+        elif isinstance(payload, Mapping):
+            handler.check(payload)
+    return payload_text(payload, queue.max_payload_bytes)
 
 
 def _plain(duration: Any) -> Any:
