@@ -151,24 +151,32 @@ class QueueStatements:
         # way. The most urgent first. Such an attempt is no node's: it has no incarnation, and ends by its deadline
         # only. Returned: the jobs claimed, and the last of the keys looked at (NULL if there are no more).
         unkeyed = "j.state = 'pending' AND j.key IS NULL"
-        first = f"SELECT j.type, j.priority, j.ready_at FROM {job} j WHERE {unkeyed} AND j.type = %s ORDER BY j.type,"
-        first += " j.priority, j.ready_at, j.id LIMIT 1"
-        next_key = f"""
-            SELECT j.key, j.id, j.type, j.state, j.priority, j.ready_at FROM {job} j
-            WHERE {IN_LINE} AND j.key > %s ORDER BY j.key, j.id LIMIT 1"""
+
+        def first_of(type: str) -> str:
+            return (
+                f"SELECT j.type, j.priority, j.ready_at FROM {job} j WHERE {unkeyed} AND j.type = {type}"
+                " ORDER BY j.type, j.priority, j.ready_at, j.id LIMIT 1"
+            )
+
+        def next_key(key: str) -> str:
+            return (
+                f"SELECT j.key, j.id, j.type, j.state, j.priority, j.ready_at FROM {job} j"
+                f" WHERE {IN_LINE} AND j.key > {key} ORDER BY j.key, j.id LIMIT 1"
+            )
+
         urgency = "ready_at - priority * $4::float8 * interval '1 second'"
         self.dequeue = f"""
             WITH RECURSIVE allowed AS MATERIALIZED (
                 SELECT DISTINCT t.type FROM unnest($1::text[]) AS t (type)
                 WHERE NOT EXISTS (SELECT 1 FROM {pause} p WHERE p.type IN ('', t.type))),
             lane AS (
-                SELECT h.* FROM allowed a CROSS JOIN LATERAL ({first % "a.type"}) h
+                SELECT h.* FROM allowed a CROSS JOIN LATERAL ({first_of("a.type")}) h
                 UNION ALL
-                SELECT h.* FROM lane l CROSS JOIN LATERAL ({first % "l.type AND j.priority > l.priority"}) h),
+                SELECT h.* FROM lane l CROSS JOIN LATERAL ({first_of("l.type AND j.priority > l.priority")}) h),
             line AS (
-                SELECT h.*, 1 AS n FROM ({next_key % "$6::text"}) h WHERE $5::bool
+                SELECT h.*, 1 AS n FROM ({next_key("$6::text")}) h WHERE $5::bool
                 UNION ALL
-                SELECT h.*, l.n + 1 FROM line l CROSS JOIN LATERAL ({next_key % "l.key"}) h WHERE l.n < {KEYS_AT_ONCE}),
+                SELECT h.*, l.n + 1 FROM line l CROSS JOIN LATERAL ({next_key("l.key")}) h WHERE l.n < {KEYS_AT_ONCE}),
             source AS MATERIALIZED (
                 SELECT type, priority, NULL::bigint AS id, {urgency} AS urgency FROM lane
                 UNION ALL

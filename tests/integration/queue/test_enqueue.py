@@ -184,7 +184,7 @@ def test_a_handler_known_here_gives_defaults_and_checks(queue: JobQueue, store: 
     queue.submit("mail", {"to": "c@d", "copies": 2})
     with pytest.raises(InvalidPayload, match="'image_id' is missing"):
         queue.submit("resize", {"width": 3})
-    with pytest.raises(InvalidPayload, match="no Mail"):
+    with pytest.raises(InvalidPayload, match="Mail: 'to' is missing"):
         queue.submit("mail", {"copies": 2})
     assert jobs(store, "payload, max_retries, timeout, retry_blocks_key") == [
         ({"image_id": 1}, 7, 20.0, False),
