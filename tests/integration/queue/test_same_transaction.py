@@ -445,7 +445,9 @@ def test_session_factory_of_the_application(kept_database: URL, store: Engine, o
         for number in (len(before) + 1, len(before) + 2):
             assert run(queue, taken(store, "pay", {"id": number})).written
         assert len(orders()) == len(before) + 2
-    # The session of the thread is the application's again.
+    # The session of the thread is the application's again, also after an attempt that failed.
+    queue.register("fail", lambda ctx: ctx.session.add("no object"))
+    assert run(queue, taken(store, "fail")).state == JobState.RETRYING
     factory().add(Order(id=99))
     factory().commit()
     factory.remove()
