@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +19,11 @@ from jobsync_orm.exceptions import JobsyncError
 
 __all__ = ["worker"]
 
+logger = logging.getLogger("jobsync_orm")
+
+# Seconds that Python has to end once the worker has.
+EXIT_SEC = 2.0
+
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -26,6 +34,11 @@ class NoQueue(Exception):
 def worker(
     queue: Annotated[str, typer.Argument(metavar="MODULE:QUEUE", help="Where the JobQueue is, as shop.jobs:queue.")],
     concurrency: Annotated[int, typer.Option(help="How many jobs run at once in threads.")] = 8,
+    processes: Annotated[
+        int | None,
+        typer.Option(help="How many run at once in child processes; one per CPU if not given."),
+    ] = None,
+    async_concurrency: Annotated[int, typer.Option(help="How many coroutine handlers run at once.")] = 100,
     types: Annotated[
         str | None, typer.Option(help="Job types to run, separated by commas; all with a handler if not given.")
     ] = None,
@@ -59,13 +72,35 @@ def worker(
     logging.getLogger("alembic.runtime.plugins").setLevel(logging.WARNING)
     try:
         chosen = None if types is None else [name.strip() for name in types.split(",") if name.strip()]
-        JobWorker(found, concurrency, types=chosen, node_name=node_name, grace_sec=grace).run()
+        JobWorker(
+            found,
+            concurrency,
+            processes=processes,
+            async_concurrency=async_concurrency,
+            types=chosen,
+            node_name=node_name,
+            grace_sec=grace,
+        ).run()
+        _end_in_any_case()
     except (JobsyncError, TimeoutError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
     except DBAPIError as error:
         typer.echo(f"error: {error.orig}", err=True)
         raise typer.Exit(2) from error
+
+
+def _end_in_any_case() -> None:
+    """End this process also where a handler has left a thread that Python would wait for, such as a call that hangs in
+    ``asyncio.to_thread``."""
+
+    def end() -> None:
+        time.sleep(EXIT_SEC)
+        logger.warning("threads of handlers go on: ending without them")
+        logging.shutdown()
+        os._exit(0)
+
+    threading.Thread(target=end, name="jobsync-exit", daemon=True).start()
 
 
 def find_queue(target: str, app_dir: Path) -> JobQueue:

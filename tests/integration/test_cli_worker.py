@@ -22,7 +22,7 @@ from tests.integration.cluster import QUICK, wait_for
 ROOT = Path(__file__).parents[2]
 
 APPLICATION = """
-    import logging, os, time
+    import asyncio, logging, os, time
     from jobsync_orm import CoordinationConfig, JobQueue
 
     queue = JobQueue(CoordinationConfig(url=os.environ["URL"], **{quick!r}))
@@ -36,6 +36,14 @@ APPLICATION = """
     def quick(ctx):
         logging.getLogger("shop").info("quick one done")
         return "done"
+
+    @queue.handler("child", kind="process")
+    def child(ctx):
+        return os.getppid()
+
+    @queue.handler("hanging")
+    async def hanging(ctx):
+        await asyncio.to_thread(time.sleep, 3600)
 
     @queue.handler("slow")
     def slow(ctx, seconds):
@@ -109,7 +117,7 @@ def test_it_runs_jobs_and_sigterm_waits_for_those_that_run(
         ("quick", "completed", "done", "box-7", 0),
         ("slow", "completed", "slept", "box-7", 0),
     ]
-    assert " INFO jobsync_orm: box-7 runs jobs of quick, slow\n" in log
+    assert " INFO jobsync_orm: box-7 runs jobs of child, hanging, quick, slow\n" in log
     assert " INFO shop: quick one done\n" in log
     assert " INFO jobsync_orm: SIGTERM: " in log
 
@@ -127,6 +135,25 @@ def test_what_outlasts_the_grace_is_given_back_uncounted(
     assert worker.returncode == 0
     [(_, state, _, _, failures)] = jobs(engine)
     assert (state, failures) == ("pending", 0)
+
+
+def test_it_runs_processes_and_coroutines_and_ends_though_a_thread_of_theirs_hangs(
+    start: Callable[..., subprocess.Popen[str]], engine: Engine
+) -> None:
+    add(engine, "child")
+    add(engine, "hanging")
+    worker = start("--grace", "0.2", "--processes", "1", "--async-concurrency", "5", "--node-name", "box-7")
+    wait_for(lambda: states(engine) == ["completed", "processing"], "the process has ended, the coroutine runs")
+
+    worker.send_signal(signal.SIGTERM)
+    _, log = worker.communicate(timeout=30)
+
+    assert worker.returncode == 0
+    assert jobs(engine) == [
+        ("child", "completed", worker.pid, "box-7", 0),
+        ("hanging", "pending", None, "box-7", 0),
+    ]
+    assert "threads of handlers go on" in log
 
 
 def test_only_the_types_named_are_run(start: Callable[..., subprocess.Popen[str]], engine: Engine) -> None:
@@ -182,6 +209,8 @@ def invoke(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
         (["shop.jobs:queue", "--app-dir", "/not/there"], "there is no folder /not/there"),
         (["shop.jobs:queue", "--log-level", "loud"], "'loud' is none of DEBUG, INFO"),
         (["shop.jobs:queue", "--concurrency", "0"], "concurrency=0 must be a whole number"),
+        (["shop.jobs:queue", "--processes", "0"], "processes=0 must be a whole number"),
+        (["shop.jobs:queue", "--async-concurrency", "-1"], "async_concurrency=-1 must be a whole number"),
     ],
 )
 def test_what_cannot_be_is_told_in_one_line(invoke: Callable[..., Result], arguments: list[str], message: str) -> None:
