@@ -116,6 +116,25 @@ def test_each_of_many_keys_has_its_turn(queue: JobQueue, store: Engine, monkeypa
     assert taken(queue) == []
 
 
+def test_the_look_at_the_keys_goes_around_once(queue: JobQueue, store: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statements, "KEYS_AT_ONCE", 2)
+    made = ManualStatements(queue.names, statements.QueueStatements(queue.names))
+    monkeypatch.setitem(queue.__dict__, "_manual", made)
+    (job,) = put(store, key="b")
+    for number in range(5):
+        put(store, "processing", key=f"c{number}")
+    for mark in ("z", "c1", "b"):
+        queue._key_mark = mark
+        (found,) = queue.dequeue("t", "me")
+        assert found.id == job
+        queue.release(found)
+    put(store, "processing", key="a")
+    (_,) = queue.dequeue("t", "me")
+    for mark in ("", "a", "c1", "z"):
+        queue._key_mark = mark
+        assert queue.dequeue("t", "me") == []
+
+
 def test_what_is_due_becomes_ready_without_workers(queue: JobQueue, store: Engine) -> None:
     due = put(store, "scheduled", run_at=HOUR_AGO) + put(store, "retrying", run_at=HOUR_AGO, key="k")
     put(store, "scheduled")
@@ -409,7 +428,7 @@ def test_without_blocking_an_event_loop(queue: JobQueue, store: Engine) -> None:
     assert sorted(states(store).values()) == ["completed", "pending", "retrying"]
 
 
-def test_a_transaction_that_stops_in_the_middle_does_not_keep_the_jobs(queue: JobQueue, store: Engine) -> None:
+def test_settings_of_a_walk_end_with_it(queue: JobQueue, store: Engine) -> None:
     """The settings of the walk are the transaction's own: the application's connection is as it was."""
     ask = text("SELECT current_setting('enable_seqscan'), current_setting('idle_in_transaction_session_timeout')")
     (inside,) = queue._walk(ask, {})
