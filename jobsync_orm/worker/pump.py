@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from jobsync_orm.coordinator.clock import now
 from jobsync_orm.coordinator.session import Session, SessionLost, StatementFailed, array
 from jobsync_orm.coordinator.waker import Waker
 from jobsync_orm.models.states import AttemptOutcome, JobState
@@ -206,9 +207,13 @@ class Pump:
     def drain(self, grace_sec: float) -> None:
         """Claim nothing more; end when all attempts are over, or after ``grace_sec``. A second call may shorten it."""
         self._drain_until = min(self._drain_until, time.monotonic() + grace_sec)
-        self._session.until = self._drain_until + HANGING_SEC
+        self._hang_until(self._drain_until + HANGING_SEC)
         self._draining.set()
         self.wake()
+
+    def _hang_until(self, at: float) -> None:
+        # The session's clock also counts the time for which the machine was asleep.
+        self._session.until = now() + at - time.monotonic()
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait until the loop has ended."""
@@ -708,7 +713,7 @@ class Pump:
             attempt.context.cancelled.set("stopping")
         self.release(unfinished)
         until = time.monotonic() + LEAVE_SEC
-        self._session.until = until
+        self._hang_until(until)
         self._take_reports()
         while time.monotonic() - self._away_since < LEAVE_SEC:  # it has been tried for long enough
             self._take_reports()

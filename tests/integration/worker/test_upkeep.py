@@ -7,7 +7,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from jobsync_orm import JobContext, JobQueue, JobWorker
+import pytest
+
+from jobsync_orm import JobContext, JobQueue, JobWorker, Retry
+from jobsync_orm.coordinator import clock, session
+from jobsync_orm.worker import pump
 from tests.integration.cluster import wait_for
 from tests.integration.worker.conftest import Jobs
 
@@ -25,8 +29,6 @@ def test_scheduled_jobs_run_at_their_moment(queue: JobQueue, start_worker: Start
 
 
 def test_a_backed_off_job_is_tried_again_when_it_is_due(queue: JobQueue, start_worker: Start, jobs: Jobs) -> None:
-    from jobsync_orm import Retry
-
     def once(ctx: JobContext, **_: Any) -> None:
         if ctx.attempt == 1:
             raise Retry(after=0.2)
@@ -125,3 +127,28 @@ def test_the_workers_row(queue: JobQueue, start_worker: Start, jobs: Jobs) -> No
     end.set()
     worker.stop()
     assert jobs.sql(figures) == []
+
+
+def test_stopping_after_the_machine_has_slept(
+    queue: JobQueue, start_worker: Start, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One clock of the machine counted that time, the other one did not: the end is written down all the same."""
+    awake = clock.now
+    for module in (clock, session, pump):
+        monkeypatch.setattr(module, "now", lambda: awake() + 1e6)
+    begun, end = threading.Event(), threading.Event()
+
+    def wait(ctx: JobContext, **_: Any) -> None:
+        begun.set()
+        end.wait(30)
+
+    queue.register("t", wait)
+    worker = start_worker()
+    jobs.add("t")
+    assert begun.wait(30)
+    stopping = threading.Thread(target=worker.stop)
+    stopping.start()
+    wait_for(lambda: worker.health().state == "stopping", "it is stopping")
+    end.set()
+    stopping.join()
+    assert jobs.states() == {"completed": 1}
