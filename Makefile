@@ -5,7 +5,7 @@ VENV   ?= .venv
 RUN     = $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo shop test chaos queue-chaos model simulate lint format bench clean
+.PHONY: help demo shop test chaos queue-chaos model simulate lint format bench bench-queue clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -77,3 +77,13 @@ $(BENCH_ENV)/.ready: pyproject.toml
 
 bench: $(BENCH_ENV)/.ready ## Measure this library beside the original, write docs/benchmarks.md (BENCH_MODE=full, BENCH_ONLY=step,...)
 	$(BENCH_ENV)/ours/bin/python -m benchmarks.run --original $(BENCH_ENV)/original/bin/python --mode $(BENCH_MODE) $(if $(BENCH_ONLY),--only $(BENCH_ONLY))
+
+QUEUE_BENCH_ENV = benchmarks/.venv/queue
+
+$(QUEUE_BENCH_ENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(QUEUE_BENCH_ENV)
+	$(QUEUE_BENCH_ENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[bench]' asyncpg pgqueuer procrastinate
+	@touch $@
+
+bench-queue: $(QUEUE_BENCH_ENV)/.ready ## Measure the queue beside others', write docs/benchmarks-queue.md (BENCH_ONLY=drain,...)
+	$(QUEUE_BENCH_ENV)/bin/python -m benchmarks.queue.run $(if $(BENCH_ONLY),--only $(BENCH_ONLY))

@@ -1,0 +1,1 @@
+"""The queue beside the queues of other libraries: see ``run.py``."""

@@ -1,0 +1,73 @@
+"""This library."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from psycopg import Connection
+from sqlalchemy import create_engine
+from sqlalchemy.orm import sessionmaker
+
+from benchmarks.queue.arena import payload
+from benchmarks.queue.sink import hit
+from jobsync_orm import CoordinationConfig, JobQueue, JobWorker, migrate
+
+PACKAGE = "jobsync-orm"
+CONFIGS: dict[str, dict[str, Any]] = {"default": {}, "one thread": {"concurrency": 1}}
+WAITING = "SELECT EXISTS (SELECT 1 FROM sync_job WHERE state IN ('pending', 'processing', 'retrying'))"
+
+
+def _url(dsn: str) -> str:
+    return dsn.replace("postgresql://", "postgresql+psycopg://")
+
+
+def prepare(dsn: str) -> None:
+    migrate.upgrade(CoordinationConfig(url=_url(dsn)))
+
+
+class Producer:
+    """Enqueues through a Session of the application's, as an application would."""
+
+    def __init__(self, dsn: str, wake: bool = True) -> None:
+        self._engine = create_engine(_url(dsn))
+        self._queue = JobQueue(CoordinationConfig(engine=self._engine), wake=wake)
+        self._session = sessionmaker(self._engine)
+
+    def one(self, number: int, seconds: float = 0) -> None:
+        with self._session.begin() as session:
+            self._queue.enqueue(session, "noop", payload(number, seconds))
+
+    def many(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            self.one(number)
+
+    def bulk(self, numbers: Iterable[int]) -> None:
+        with self._session.begin() as session:
+            self._queue.enqueue_many(session, "noop", [payload(number) for number in numbers])
+
+    def close(self) -> None:
+        self._queue.dispose()
+        self._engine.dispose()
+
+
+def work(dsn: str, settings: dict[str, Any]) -> None:
+    queue = JobQueue(CoordinationConfig(url=_url(dsn)))
+    queue.register("noop", lambda ctx, i, pad, s: hit(i, s))
+    JobWorker(queue, **settings).run()
+
+
+def fill(connection: Connection[Any], rows: int, kind: str) -> None:
+    state, moment = ("scheduled", "run_at") if kind == "future" else ("completed", "finished_at")
+    shift = "+ interval '1 year'" if kind == "future" else ""
+    connection.execute(
+        f"INSERT INTO sync_job (type, payload, state, {moment}) SELECT 'noop', CAST(%s AS jsonb), '{state}',"
+        f" clock_timestamp() {shift} FROM generate_series(1, %s)",
+        [json.dumps(payload(-1)), rows],
+    )
+    if kind == "finished":
+        connection.execute(
+            "INSERT INTO sync_job_attempt (job_id, attempt, worker, started_at, outcome)"
+            " SELECT id, 1, 'w', clock_timestamp(), 'completed' FROM sync_job"
+        )
