@@ -6,7 +6,6 @@ The executor reports how it ended, and the pump writes that down.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -56,10 +55,6 @@ class Attempt:
         """When its time is over: after its job's timeout, unless the handler has asked for another."""
         limit: float | None = self.context.limit
         return self.ran_since() + self.job.timeout if limit is None else limit
-
-    def age(self) -> float:
-        """Seconds since it was claimed."""
-        return time.monotonic() - self.claimed_at
 
 
 if TYPE_CHECKING:

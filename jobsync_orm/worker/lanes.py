@@ -105,10 +105,6 @@ class Lanes:
         if len(self._known) > MOST_KNOWN:
             self._known = {name: lane for name, lane in self._known.items() if lane.ahead or lane.behind}
 
-    def forget_marks(self) -> None:
-        """The database may have become another one: begin every lane from its beginning."""
-        self._known.clear()
-
     def _open(self, types: Collection[str], now: float) -> list[Lane]:
         """Lanes of these types that are worth a walk now."""
         return [

@@ -267,10 +267,6 @@ class Pump:
             return set()
         return self.handlers.keys() - self.paused
 
-    def rooms(self) -> dict[str, int]:
-        """For each kind of executor how many jobs it may be given now, without those taken in advance."""
-        return {kind: executor.free() for kind, executor in self.executors.items()}
-
     def submit(self, jobs: Iterable[ClaimedJob], incarnation: str) -> None:
         """Run jobs that were claimed for this worker under ``incarnation``."""
         handlers, executors, queue, name = self.handlers, self.executors, self.queue, self.node_name
