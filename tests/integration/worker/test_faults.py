@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine
+from sqlalchemy import URL, create_engine
 
 from jobsync_orm import CoordinationConfig, JobContext, JobQueue, JobWorker, migrate
 from jobsync_orm.coordinator.session import SessionLost
+from jobsync_orm.worker import pump
 from tests.integration.cluster import QUICK, wait_for
 from tests.integration.postgres import Postgres, identity, open_folder, programs
+from tests.integration.relay import Relay
 from tests.integration.worker.conftest import Jobs
 
 Start = Callable[..., JobWorker]
@@ -192,6 +194,35 @@ def test_attempts_of_a_node_that_was_taken_for_dead_end_once(queue: JobQueue, jo
     wait_for(lambda: len(told) == 3 + again, "all attempts are over")
     assert sorted(told).count((1, "lost")) == again
     assert jobs.outcomes() == {"completed": 3, **({"died": again} if again else {})}
+
+
+def test_a_network_that_swallows_everything_for_a_while(
+    database: URL, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pump, "ANSWER_SEC", 1.5)
+    relay = Relay(database)
+    queue = JobQueue(CoordinationConfig(url=relay.url, **QUICK))
+    ran: collections.Counter[int] = collections.Counter()
+
+    @queue.handler("short")
+    def short(ctx: JobContext, i: int) -> None:
+        ran[ctx.id] += 1
+        time.sleep(0.005)
+
+    ids = jobs.add("short", 2000)
+    worker = JobWorker(queue, node_name="w1").start()
+    try:
+        wait_for(lambda: jobs.states().get("completed", 0) > 200, "it runs")
+        relay.drop()
+        wait_for(lambda: worker._pump and not worker._pump.is_connected, "the worker has noticed")
+        relay.heal()
+        jobs.wait(60, completed=2000)
+        assert ran == dict.fromkeys(ids, 1)
+        assert jobs.outcomes() == {"completed": 2000}
+    finally:
+        worker.stop(0)
+        queue.dispose()
+        relay.close()
 
 
 def is_started(server: Postgres) -> bool:
