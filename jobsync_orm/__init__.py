@@ -45,7 +45,7 @@ if TYPE_CHECKING:
         owned_by,
         unfilter_session,
     )
-    from jobsync_orm.queue import Backoff, Discard, JobContext, JobQueue, Retry, Snooze
+    from jobsync_orm.queue import Backoff, Discard, Enqueued, JobContext, JobQueue, NewJob, Retry, Snooze
     from jobsync_orm.worker import JobWorker
 
 __all__ = [
@@ -57,6 +57,7 @@ __all__ = [
     "ConfigurationError",
     "CoordinationConfig",
     "Discard",
+    "Enqueued",
     "FenceNotApplicable",
     "FilterNotApplicable",
     "InvalidPattern",
@@ -71,6 +72,7 @@ __all__ = [
     "JobsyncError",
     "LockConflict",
     "LockNotAcquired",
+    "NewJob",
     "NodeNameInUse",
     "NotRunning",
     "OwnedQuerySession",
@@ -106,7 +108,9 @@ _ELSEWHERE = {
         "jobsync_orm.orm",
     ),
     **dict.fromkeys(("JobPriority", "JobState"), "jobsync_orm.models"),
-    **dict.fromkeys(("Backoff", "Discard", "JobContext", "JobQueue", "Retry", "Snooze"), "jobsync_orm.queue"),
+    **dict.fromkeys(
+        ("Backoff", "Discard", "Enqueued", "JobContext", "JobQueue", "NewJob", "Retry", "Snooze"), "jobsync_orm.queue"
+    ),
     "JobWorker": "jobsync_orm.worker",
 }
 
