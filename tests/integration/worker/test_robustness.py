@@ -195,17 +195,6 @@ class TestBrokenNetwork:
     def test_packets_are_lost_for_long(self, jobs: Jobs, start: Start, relay: Relay) -> None:
         self.lost(jobs, start, relay, 25)
 
-    def test_sigterm_while_packets_are_lost(self, jobs: Jobs, start: Start, relay: Relay) -> None:
-        worker = start(relay.url, "w1", grace_sec=0.5)
-        jobs.add("slow")
-        wait_for(lambda: worker.seen("start"), "the job runs")
-        relay.drop()
-        worker.signal(signal.SIGTERM)
-        # The grace, what is allowed for the end of the loop, and a busy machine.
-        wait_for(lambda: not worker.alive, "it ends", 30)
-        assert worker.process.returncode == 0
-        relay.heal()
-
 
 def test_sigterm_while_the_table_is_locked(database: URL, jobs: Jobs, start: Start) -> None:
     worker = start(database, "w1", grace_sec=0.5)
