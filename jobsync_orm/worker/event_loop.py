@@ -290,5 +290,6 @@ class EventLoopExecutor:
             if not task.done():
                 # It has been said already that it goes on.
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
+        self._tasks.clear()
         # Not shutdown_default_executor, which waits for its threads however long they take.
         loop.close()
