@@ -13,6 +13,21 @@ Each part is a *duty* of the pump, which runs those that are due between two tur
 Every worker has all of them, so none is needed for long: what a worker leaves undone when it dies, or when a statement
 of its fails, another does at its next turn. What has to look through much (jobs past their deadline, all that are
 blocked) is left to one worker, the first by name, and takes a bounded share of its time.
+
+How soon the job of a killed worker runs again
+----------------------------------------------
+That is up to the coordinator: a job is taken from a node that is no member any more. With the default settings it is
+
+* about two seconds if another worker runs;
+* the same and the time that a process needs to start, if the only one is started again under its name, as it is on the
+  same host where nobody has given it another one;
+* ``heartbeat_timeout_sec`` (15) if the only one is replaced by one of another name, in a container with a new host
+  name, say: a node that has just come has not seen the other's lock held, and believes its heartbeat only. Run two
+  workers, or give the one a name that lasts.
+
+A worker that hangs without having died (SIGSTOP, a lost network) is taken for dead after ``heartbeat_timeout_sec`` as
+well. While the cluster rests after a failover of the database nothing is taken from anybody: all have to join anew, and
+keep what they have.
 """
 
 from __future__ import annotations

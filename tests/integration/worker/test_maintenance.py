@@ -274,6 +274,17 @@ class TestRescue:
         duty.run(session)
         assert table.state(job) == "pending"
 
+    def test_nothing_is_taken_while_the_cluster_rests(self, table: Table, session: Session, duty: Rescue) -> None:
+        """All members have to join anew after a failover, and what they hold is kept for them."""
+        job = table.job(state="processing", incarnation=DEAD)
+        table.all("UPDATE sync_cluster SET rest_until = now() + interval '1 h'")
+        duty.run(session)
+        assert table.state(job) == "processing"
+        table.all("UPDATE sync_cluster SET rest_until = now() - interval '1 s'")
+        duty.at_once()
+        duty.run(session)
+        assert table.state(job) == "pending"
+
     def test_the_last_try_fails_the_job(self, table: Table, session: Session, duty: Rescue, ready: Ready) -> None:
         job = table.job(state="processing", incarnation=DEAD, failures=3, max_retries=3)
         last = table.job(state="processing", incarnation=DEAD, failures=2, max_retries=3)
