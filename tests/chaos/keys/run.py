@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     begun = time.monotonic()
     try:
         with trial(database, folder, keys=options.keys, seed=seed) as run:
-            for name in ("w1", "w2", "w3"):
+            for name in ("w1", "w2", "w3", "w4"):
                 run.add(name)
             run.produce(options.rate)
             while len(run.members()) < 3:

@@ -90,23 +90,22 @@ class Trial:
         self._folder = folder
         self._logs: list[TextIO] = []
         self._next = dict.fromkeys(self.keys, 0)
-        self._dsn = url.set(drivername="postgresql").render_as_string(hide_password=False)
         self._queue = JobQueue(CoordinationConfig(url=url))
         self._stop = threading.Event()
         self._producer: threading.Thread | None = None
         self._failure: BaseException | None = None
-        with psycopg.connect(self._dsn, autocommit=True) as connection:
-            connection.execute(TABLES)
-            with connection.cursor() as cursor:
-                cursor.executemany("INSERT INTO counter (key) VALUES (%s)", [(key,) for key in self.keys])
+        dsn = url.set(drivername="postgresql").render_as_string(hide_password=False)
+        self._connection = psycopg.connect(dsn, autocommit=True)
+        self._connection.execute(TABLES)
+        with self._connection.cursor() as cursor:
+            cursor.executemany("INSERT INTO counter (key) VALUES (%s)", [(key,) for key in self.keys])
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
-        with psycopg.connect(self._dsn, autocommit=True) as connection:
-            return connection.execute(sql).fetchall()
+        with self._connection.cursor() as cursor:
+            return cursor.execute(sql).fetchall()
 
     def execute(self, sql: str, *values: object) -> None:
-        with psycopg.connect(self._dsn, autocommit=True) as connection:
-            connection.execute(sql, values)
+        self._connection.execute(sql, values)
 
     # -- work ------------------------------------------------------------------------------------------------------
 
@@ -189,13 +188,13 @@ class Trial:
         return {name for (name,) in self.rows("SELECT node FROM sync_job_worker")} & self.workers.keys()
 
     def torment(self, seconds: float, every: float = 5.0, say: Callable[[str], None] = print) -> None:
-        """Kill, stop, pause and add workers, and leave two that are at work."""
+        """Kill, stop, pause and add workers, and leave one that is at work."""
         until, number = time.monotonic() + seconds, len(self.workers)
         while time.monotonic() + every < until:
             time.sleep(every)
             acts = []
             victim, what = "", self._fate.choice(["kill", "kill", "kill", "stop", "pause"])
-            if len(members := self.members()) > 2:
+            if len(members := self.members()) > 1:
                 victim = self._fate.choice(sorted(members))
                 acts.append(f"{what} {victim}")
                 if what == "kill":
@@ -204,7 +203,7 @@ class Trial:
                     self.stop(victim)
                 else:
                     self.pause(victim, self._fate.uniform(5, 8))
-            while len(self.workers) < self._fate.randint(3, 5):
+            while len(self.workers) < self._fate.randint(4, 6):
                 # Half of those that were killed come back under their name.
                 number += 1
                 name = victim if what == "kill" and self._fate.random() < 0.5 else f"w{number}"
@@ -256,6 +255,7 @@ class Trial:
             process.wait()
         for log in self._logs:
             log.close()
+        self._connection.close()
         self._queue.dispose()
 
 

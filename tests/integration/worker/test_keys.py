@@ -60,6 +60,7 @@ def test_jobs_of_a_key_run_one_at_a_time_and_in_order(queue: JobQueue, jobs: Job
     log = Log(queue)
     keys = [f"order:{n}" for n in range(30)]
     workers = [start_worker(), start_worker()]
+    wait_for(lambda: jobs.sql("SELECT count(*) FROM sync_job_worker") == [(2,)], "each knows of the other")
     for key in keys:
         add(jobs, key, 20)
     jobs.wait(completed=600)
