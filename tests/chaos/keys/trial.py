@@ -33,19 +33,25 @@ TABLES = """
 """
 
 # An attempt lives from its first sign to its last. One whose worker was killed or taken for dead lives, as far as
-# anybody may rely on it, until its job was taken from it: what it does after that is fenced, and changes nothing.
-OVERLAPS = """
+# anybody may rely on it, until its job was taken from it: what it does after that is fenced, and changes nothing, even
+# if a worker that stood still begins with it only then.
+FENCED = "a.outcome = 'died' AND s.began_at >= a.ended_at"
+OVERLAPS = f"""
     WITH life AS (
         SELECT s.key, s.job, s.attempt, s.worker, s.began_at,
             CASE WHEN a.outcome = 'died' THEN least(coalesce(s.ended_at, a.ended_at), a.ended_at)
                 ELSE coalesce(s.ended_at, a.ended_at) END AS ended_at
-        FROM span s LEFT JOIN sync_job_attempt a ON a.job_id = s.job AND a.attempt = s.attempt)
+        FROM span s LEFT JOIN sync_job_attempt a ON a.job_id = s.job AND a.attempt = s.attempt
+        WHERE ({FENCED}) IS NOT TRUE)
     SELECT format('%s: attempt %s of job %s (%s) began at %s, before attempt %s of job %s (%s) had ended at %s', key,
         attempt, job, worker, began_at, other_attempt, other_job, other_worker, other_ended)
     FROM (SELECT *, lag(ended_at) OVER w AS other_ended, lag(job) OVER w AS other_job,
             lag(attempt) OVER w AS other_attempt, lag(worker) OVER w AS other_worker
         FROM life WINDOW w AS (PARTITION BY key ORDER BY began_at)) AS one
     WHERE began_at < other_ended OR (other_job IS NOT NULL AND other_ended IS NULL)"""
+
+BEGUN_TOO_LATE = f"""
+    SELECT count(*) FROM span s JOIN sync_job_attempt a ON a.job_id = s.job AND a.attempt = s.attempt WHERE {FENCED}"""
 
 # In the order in which they were committed: the jobs of a key follow one another.
 DISORDER = """
@@ -236,6 +242,7 @@ class Trial:
             "jobs": enqueued,
             "effects": effects,
             "attempts": outcomes,
+            "begun when they had been fenced": self.rows(BEGUN_TOO_LATE)[0][0],
             "seconds from ready to start (p50, p95, p99, most)": ", ".join(f"{sec:.3f}" for sec in latency or []),
         }
         violations = {
