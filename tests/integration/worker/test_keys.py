@@ -114,7 +114,7 @@ def test_urgent_and_old_jobs_go_first_with_a_key_or_without(queue: JobQueue, job
     wake(queue, jobs, ["step", -10, False], ["step", 10, False], ["step", 0, True], ["step", 20, True])
     assert worker._pump is not None
     turn = worker._pump.turned_at
-    wait_for(lambda: worker._pump and worker._pump.turned_at > turn + 1, "it has looked")
+    wait_for(lambda: worker._pump and worker._pump.turned_at > turn + 3, "it has looked")
     log.go.set()
     jobs.wait(completed=5)
     assert log.everything == [("first", 1), ("None", 2), ("b", 1), ("None", 1), ("a", 1)]
