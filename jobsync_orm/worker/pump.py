@@ -18,8 +18,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from jobsync_orm.coordinator.clock import now
@@ -178,6 +177,7 @@ class Pump:
         self._survey_at = 0.0
         self._survey_not_before = 0.0
         self._chores_first = True
+        self._last_chore = -1
         self._stale_at = 0.0
         self._adopt_at: list[float] = []
         self._stranded: list[Attempt] = []  # claimed in a life of the node that is over
@@ -482,20 +482,27 @@ class Pump:
             self.give_up(attempt, "lost")
 
     def _do_chore(self) -> bool:
-        """Do what has been due for longest: one thing at a time, so that a claim never waits for all of them."""
-        due, chore = min(self._chores(), key=_first)
-        if due > time.monotonic():
-            return False
-        chore()
-        return True
+        """Do one thing that is due, in turn: a claim never waits for all of them, and none of them for another."""
+        now, due = time.monotonic(), self._chores_due()
+        for step in range(1, len(due) + 1):
+            number = (self._last_chore + step) % len(due)
+            if due[number] <= now:
+                self._last_chore = number
+                if number < len(self.duties):
+                    self._do(self.duties[number])
+                elif number == len(self.duties):
+                    self._survey()
+                else:
+                    self._adopt()
+                return True
+        return False
 
-    def _chores(self) -> Iterator[tuple[float, Callable[[], None]]]:
-        """What there is to do for the queue as a whole, and when."""
-        for duty in self.duties:
-            yield max(duty.due_at(), self._not_before.get(duty, 0.0)), partial(self._do, duty)
-        if self._adopt_at:
-            yield self._adopt_at[0], self._adopt
-        yield (math.inf if self._draining.is_set() else self._survey_at), self._survey
+    def _chores_due(self) -> list[float]:
+        """When each duty is due, a survey, and a look for jobs of lost answers."""
+        due = [max(duty.due_at(), self._not_before.get(duty, 0.0)) for duty in self.duties]
+        due.append(math.inf if self._draining.is_set() else self._survey_at)
+        due.append(self._adopt_at[0] if self._adopt_at else math.inf)
+        return due
 
     def _do(self, duty: Duty) -> None:
         try:
@@ -647,7 +654,7 @@ class Pump:
             self.release(executor.withdraw())
 
     def _wait(self) -> None:
-        due, chores_at = self._due_at(), min(at for at, _ in self._chores())
+        due, chores_at = self._due_at(), min(self._chores_due())
         now = time.monotonic()
         if due <= now:
             return
@@ -744,10 +751,6 @@ class Pump:
                 farewell(self._session)
         except (SessionLost, StatementFailed) as error:
             logger.warning("%s: %s while stopping", self.node_name, error)
-
-
-def _first(entry: tuple[float, Any]) -> float:
-    return entry[0]
 
 
 def _no_look(at: float) -> None:

@@ -152,3 +152,32 @@ def test_stopping_after_the_machine_has_slept(
     end.set()
     stopping.join()
     assert jobs.states() == {"completed": 1}
+
+
+class Insatiable:
+    """A duty that always has more to do."""
+
+    def due_at(self) -> float:
+        return 0.0
+
+    def run(self, session: session.Session) -> None:
+        session.execute("SELECT 1", timeout=5)
+
+    def woken(self, payloads: set[str]) -> None: ...
+
+
+def test_a_duty_that_is_always_due_keeps_none_of_the_others_waiting(
+    queue: JobQueue, start_worker: Start, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.register("t", lambda ctx, **_: None)
+    start = pump.Pump.start
+
+    def start_with_one_more(self: pump.Pump) -> None:
+        self.duties.append(Insatiable())
+        start(self)
+
+    monkeypatch.setattr(pump.Pump, "start", start_with_one_more)
+    start_worker()
+    wait_for(lambda: jobs.sql("SELECT 1 FROM sync_job_worker"), "its row is there")
+    jobs.sql("INSERT INTO sync_job (type, state, run_at) VALUES ('t', 'scheduled', now())")
+    jobs.wait(completed=1)
