@@ -8,11 +8,21 @@ from typing import Any
 
 import pytest
 from sqlalchemy import URL, Engine, create_engine, select, text
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, sessionmaker
 
-from jobsync_orm import CoordinationConfig, Job, OwnedSession, OwnershipLost, migrate
+from jobsync_orm import (
+    CoordinationConfig,
+    Job,
+    JobContext,
+    JobQueue,
+    JobState,
+    JobWorker,
+    OwnedSession,
+    OwnershipLost,
+    migrate,
+)
 from jobsync_orm.exceptions import PooledConnection
-from tests.integration.cluster import QUICK
+from tests.integration.cluster import QUICK, wait_for
 from tests.integration.orm.models import Base, Item
 from tests.integration.pooler import needs_pgbouncer, pooled
 
@@ -155,3 +165,61 @@ def test_the_fence_holds_through_a_pooler(items: None, engine: Engine, database:
             assert connection.execute(text("SELECT current_setting('jobsync.node', true)")).scalar() in ("", None)
     with Session(engine) as session:
         assert session.scalars(select(Item.note).where(Item.note == "late")).all() == []
+
+
+# -- the queue ---------------------------------------------------------------------------------------------------
+
+
+def test_jobs_are_enqueued_and_their_handlers_work_through_a_pooler(
+    items: None, engine: Engine, database: URL, pool: Engine
+) -> None:
+    """The queue itself has the direct URL, as docs/queue.md says; the sessions are the pooled engine's."""
+    queue = JobQueue(CoordinationConfig(url=database, **QUICK), session_factory=sessionmaker(pool))
+
+    @queue.handler("note")
+    def note(ctx: JobContext, sku: str) -> None:
+        ctx.session.scalars(select(Item).where(Item.sku == sku)).one().note = "done"
+        ctx.enqueue("follow", {})
+
+    @queue.handler("follow")
+    def follow(ctx: JobContext) -> None: ...
+
+    sessions = [Session(pool) for _ in range(4)]
+    for n in range(20):
+        session = sessions[n % 4]
+        with session.begin():
+            queue.enqueue(session, "note", {"sku": f"s{n}"}, key=f"k{n % 3}", idempotency_key=n)
+    with sessions[0].begin():
+        queue.enqueue_many(sessions[0], "note", [{"sku": f"s{n}"} for n in range(20, 40)])
+    with JobWorker(queue, 4):
+        wait_for(lambda: queue.stats().counts[JobState.COMPLETED] == 80, "all are done")
+    queue.dispose()
+    for session in sessions:
+        session.close()
+    with engine.connect() as connection:
+        assert connection.scalars(select(Item.note).distinct()).all() == ["done"]
+
+
+def test_a_process_that_only_enqueues_may_have_no_other_way(database: URL, pool: Engine) -> None:
+    """Workers hear of its jobs, and nothing it sets is left to others."""
+    queue, producer = JobQueue(CoordinationConfig(url=database, **QUICK)), JobQueue(engine=pool)
+    queue.register("note", lambda ctx: None)
+    with JobWorker(queue, 1, poll_sec=3600):
+        for n in range(1, 4):
+            producer.submit("note")
+            wait_for(lambda n=n: queue.stats().counts[JobState.COMPLETED] == n, "it has run")  # type: ignore[misc]
+    with pool.connect() as one, pool.connect() as two:
+        settings = text("SELECT current_setting('synchronous_commit'), current_setting('application_name')")
+        assert {tuple(connection.execute(settings).one()) for connection in (one, two)} == {("on", "")}
+    producer.dispose()
+    queue.dispose()
+
+
+def test_a_worker_refuses_a_pooler(through: URL) -> None:
+    queue = JobQueue(CoordinationConfig(url=through, **QUICK))
+    queue.register("note", lambda ctx: None)
+    with pytest.raises(PooledConnection, match="reaches PostgreSQL directly"):
+        JobWorker(queue, node_name="w1").start()
+    with pytest.raises(PooledConnection, match="reaches PostgreSQL directly"):
+        JobWorker(queue).start()
+    queue.dispose()
