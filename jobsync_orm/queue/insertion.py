@@ -38,6 +38,7 @@ from jobsync_orm.exceptions import JobConflict, UnknownJob
 from jobsync_orm.models.states import LIVE, JobState
 from jobsync_orm.naming import Names
 from jobsync_orm.queue.new_jobs import Enqueued
+from jobsync_orm.queue.one_message import TYPES, insert, is_plain
 
 __all__ = ["LIVE_KEY", "NOW", "TRIES", "Insertion", "cast_text", "unknown_jobs"]
 
@@ -49,16 +50,7 @@ TRIES = 20
 LIVE_KEY = f"idempotency_key IS NOT NULL AND state IN ({', '.join(repr(str(state)) for state in LIVE)})"
 
 # Columns that are stored as they are given, and their types.
-_TYPES = {
-    "type": "text",
-    "payload": "jsonb",
-    "priority": "int",
-    "max_retries": "int",
-    "timeout": "float8",
-    "retry_blocks_key": "bool",
-    "key": "text",
-    "idempotency_key": "text",
-}
+_TYPES = {**TYPES, "idempotency_key": "text"}
 
 
 class Insertion:
@@ -82,6 +74,8 @@ class Insertion:
         JobConflict
             Jobs of its type and ``idempotency_key`` come and go faster than they can be looked at.
         """
+        if is_plain(connection, columns):
+            return Enqueued(insert(connection, self._names, columns), True, JobState.PENDING)
         statement = self._statement(tuple(columns))
         for _ in range(TRIES):
             row: Sequence[Any] | None = connection.execute(statement, columns).first()
