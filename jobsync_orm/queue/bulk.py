@@ -28,7 +28,7 @@ from jobsync_orm.queue.enqueue import After, EnqueueCalls, Seconds
 from jobsync_orm.queue.insertion import LIVE_KEY, NOW, TRIES, Insertion, cast_text, unknown_jobs
 from jobsync_orm.queue.new_jobs import NewJob, payload_of
 from jobsync_orm.queue.options import brief
-from jobsync_orm.queue.places import at
+from jobsync_orm.queue.places import at, no_place
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -122,6 +122,8 @@ class BulkCalls(EnqueueCalls):
         InvalidPayload, InvalidJob, UnknownJobType, UnknownJob, ConfigurationError, sqlalchemy.exc.DBAPIError
             As for :meth:`enqueue`. The message says which of the jobs it is.
         """
+        if isinstance(where, str):  # or the arguments after it would be blamed
+            raise no_place(where)
         shared = NewJob(
             type if isinstance(type, str) else "jobs",
             priority=priority,

@@ -27,7 +27,7 @@ from jobsync_orm.queue.commits import tell_at_commit
 from jobsync_orm.queue.core import QueueCore
 from jobsync_orm.queue.insertion import Insertion
 from jobsync_orm.queue.new_jobs import Enqueued, NewJob
-from jobsync_orm.queue.places import at, connection_of
+from jobsync_orm.queue.places import at, connection_of, no_place
 from jobsync_orm.queue.waker import QueueWaker
 
 if TYPE_CHECKING:
@@ -147,6 +147,8 @@ class EnqueueCalls(QueueCore):
             With an ``idempotency_key`` under REPEATABLE READ or SERIALIZABLE, with SQLSTATE 40001: another transaction
             has enqueued the same meanwhile. Repeat the transaction.
         """
+        if isinstance(where, str):  # or the arguments after it would be blamed
+            raise no_place(where)
         new = NewJob(
             type,
             payload,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     AnyPlace = Session | scoped_session[Any] | Connection
     AnyAsyncPlace = AsyncSession | async_scoped_session[Any] | AsyncConnection
 
-__all__ = ["at", "connection_of"]
+__all__ = ["at", "connection_of", "no_place"]
 
 T = TypeVar("T")
 
@@ -41,9 +41,15 @@ def at(where: Any, call: Callable[[Session | Connection], T]) -> T | Awaitable[T
             where = where()
         if isinstance(where, asyncio.AsyncSession | asyncio.AsyncConnection):
             return where.run_sync(call)  # type: ignore[no-any-return]
-    raise ConfigurationError(
-        f"where={type(where).__name__!r}: give the Session or Connection (sync or async) whose transaction the job is "
-        "to be part of; without one use submit()"
+    raise no_place(where)
+
+
+def no_place(where: Any) -> ConfigurationError:
+    """The error for a ``where`` that is none: a job type, say, with which the calls of other libraries begin."""
+    what = repr(where)[:50] if isinstance(where, str) else type(where).__name__
+    return ConfigurationError(
+        f"where={what}: give the Session or Connection (sync or async) whose transaction the job is to be part of; "
+        "without one use submit()"
     )
 
 

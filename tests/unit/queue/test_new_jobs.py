@@ -61,3 +61,10 @@ def test_what_cannot_be_is_refused_before_anything_is_sent(options: dict[str, An
 def test_no_place_for_a_job(where: Any) -> None:
     with pytest.raises(ConfigurationError, match="give the Session or Connection"):
         QUEUE.enqueue(where, "a")
+
+
+def test_who_leaves_out_the_session_is_told_so() -> None:
+    with pytest.raises(ConfigurationError, match=r"where='mail': give the Session .* use submit"):
+        QUEUE.enqueue("mail", {"to": "ann@example.com"})  # type: ignore[call-overload]
+    with pytest.raises(ConfigurationError, match=r"where='mail': give the Session"):
+        QUEUE.enqueue_many("mail", [{"to": "ann@example.com"}])  # type: ignore[call-overload]
