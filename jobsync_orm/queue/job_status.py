@@ -100,7 +100,10 @@ class StatusReader:
 
     def __init__(self, names: Names) -> None:
         job, attempt, dependency = names.text("job"), names.text("job_attempt"), names.text("job_dependency")
-        before = f"SELECT count(*) FROM (SELECT 1 FROM {job} a WHERE %s LIMIT {AHEAD_UP_TO}) AS before"
+
+        def before(condition: str) -> str:
+            return f"SELECT count(*) FROM (SELECT 1 FROM {job} a WHERE {condition} LIMIT {AHEAD_UP_TO}) AS before"
+
         in_line = f"{IN_LINE} AND a.key = j.key AND a.id < j.id"
         in_lane = """a.state = 'pending' AND a.key IS NULL AND a.type = j.type AND a.priority = j.priority
             AND (a.ready_at, a.id) < (j.ready_at, j.id)"""
@@ -111,8 +114,8 @@ class StatusReader:
                 deadline, worker, cancel_requested,
                 (SELECT coalesce(CAST(json_agg(d.after_id ORDER BY d.after_id) AS text), '[]') FROM {dependency} d
                     JOIN {job} a ON a.id = d.after_id WHERE d.job_id = j.id AND a.state <> 'completed'),
-                CASE WHEN state <> 'pending' THEN NULL WHEN key IS NULL THEN ({before % in_lane})
-                    ELSE ({before % in_line}) END
+                CASE WHEN state <> 'pending' THEN NULL WHEN key IS NULL THEN ({before(in_lane)})
+                    ELSE ({before(in_line)}) END
             FROM {job} j WHERE id = :id""")
         self._attempts = text(f"""
             SELECT attempt, outcome, started_at, ended_at, worker, error, traceback FROM {attempt}

@@ -73,8 +73,12 @@ TRIES = 20
 
 
 def named(statement: str) -> TextClause:
-    """A statement of the workers', with parameters ``:p1`` and so on instead of ``$1``."""
-    return text(re.sub(r"\$(\d+)", r":p\1", statement.replace(":", r"\:")))
+    """A statement of the workers', with parameters ``:p1`` and so on instead of ``$1``. Quoted names stay as they are."""
+
+    def parameter(match: re.Match[str]) -> str:
+        return match[0] if match[1] is None else f":p{match[1]}"
+
+    return text(re.sub(r'"[^"]*"|\$(\d+)', parameter, statement.replace(":", r"\:")))
 
 
 def decoded(answer: Any) -> list[Any]:
@@ -89,7 +93,10 @@ class ManualStatements:
     def __init__(self, names: Names, statements: QueueStatements) -> None:
         job, attempt, dependency = names.text("job"), names.text("job_attempt"), names.text("job_dependency")
         now = "clock_timestamp()"
-        waiting = f"ARRAY(SELECT d.job_id FROM {dependency} d WHERE d.after_id = %s.id)"
+
+        def waiting(row: str) -> str:
+            return f"ARRAY(SELECT d.job_id FROM {dependency} d WHERE d.after_id = {row}.id)"
+
         self.dequeue = named(statements.dequeue)
         self.promote = named(statements.promote)
         self.unblock = named(statements.unblock)
@@ -111,10 +118,10 @@ class ManualStatements:
                 INSERT INTO {attempt} (job_id, attempt, worker, started_at, outcome, error, traceback)
                 SELECT id, attempt, worker, started_at, CAST(:outcome AS text), CAST(:error AS text),
                     CAST(:traceback AS text) FROM written)
-            SELECT state, {waiting % "written"} FROM written""")
+            SELECT state, {waiting("written")} FROM written""")
         # The same of an attempt that has ended so.
         self.ended = text(f"""
-            SELECT j.state, {waiting % "j"} FROM {job} j JOIN {attempt} a ON a.job_id = j.id
+            SELECT j.state, {waiting("j")} FROM {job} j JOIN {attempt} a ON a.job_id = j.id
             WHERE a.job_id = :id AND a.attempt = :attempt AND a.outcome = :outcome""")
 
 
