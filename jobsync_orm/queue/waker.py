@@ -28,7 +28,7 @@ from jobsync_orm.queue.statements import MOST_BYTES, QueueStatements
 if TYPE_CHECKING:
     from jobsync_orm.config import CoordinationConfig
 
-__all__ = ["Lane", "QueueWaker", "lanes_text"]
+__all__ = ["Lane", "QueueWaker", "lanes_of", "lanes_text"]
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +66,28 @@ def lanes_text(lanes: Iterable[Lane]) -> str:
     """Payload of a notification: ``[[type, priority, keyed], ...]`` as JSON, or empty for: look at everything."""
     text = json.dumps(sorted(lanes), ensure_ascii=False, separators=(",", ":"))
     return text if len(text.encode()) <= MOST_BYTES else ""
+
+
+def lanes_of(payload: str) -> list[Lane] | None:
+    """The lanes that a notification names; None for: look at everything.
+
+    Whoever may connect to the database may notify: what is not as :func:`lanes_text` writes it names nothing.
+    """
+    try:
+        found = json.loads(payload)
+    except (ValueError, RecursionError):
+        return None
+    return [(type, priority, keyed) for type, priority, keyed in found] if _are_lanes(found) else None
+
+
+def _are_lanes(found: Any) -> bool:
+    return isinstance(found, list) and all(
+        isinstance(lane, list)
+        and list(map(type, lane)) == [str, int, bool]
+        and "\0" not in lane[0]
+        and -(2**31) <= lane[1] < 2**31
+        for lane in found
+    )
 
 
 class QueueWaker:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from jobsync_orm.coordinator.session import Session, array
+from jobsync_orm.queue.waker import lanes_of
 
 if TYPE_CHECKING:
     from jobsync_orm.queue.statements import QueueStatements
@@ -122,16 +123,13 @@ class KeySearch:
     def woken(self, payloads: set[str]) -> None:
         """Go on where jobs with a key are said to be."""
         for payload in payloads:
-            try:
-                found = json.loads(payload) if payload else None
-            except ValueError:
-                found = None
-            if isinstance(found, dict):
+            if payload.startswith("{"):  # an order
                 continue
-            if not isinstance(found, list):
+            lanes = lanes_of(payload)
+            if lanes is None:
                 self._look_everywhere()
                 continue
-            for type, priority, keyed in found:
+            for type, priority, keyed in lanes:
                 if keyed and type in self._types():
                     self._walks.setdefault(priority, _Walk(priority)).ahead = True
                     self._pass_at = 0.0

@@ -28,6 +28,7 @@ from jobsync_orm.models.states import AttemptOutcome, JobState
 from jobsync_orm.queue.context import CancelFlag, JobContext
 from jobsync_orm.queue.jobs import ClaimedJob, Ending, claimed
 from jobsync_orm.queue.statements import SESSION
+from jobsync_orm.queue.waker import lanes_of
 from jobsync_orm.worker.attempts import Attempt, Executor
 from jobsync_orm.worker.finishing import Finishing
 from jobsync_orm.worker.keyed import Keyed
@@ -379,18 +380,14 @@ class Pump:
         if not payloads:
             return
         for payload in payloads:
-            try:
-                found = json.loads(payload) if payload else None
-            except ValueError:
-                found = None
-            if isinstance(found, dict):  # an order
+            if payload.startswith("{"):  # an order
                 self._chores_first = True
                 continue
-            if not isinstance(found, list):
+            lanes = lanes_of(payload)
+            if lanes is None:
                 self.survey_soon()
                 continue
-            for entry in found:
-                type, priority, keyed = entry
+            for type, priority, keyed in lanes:
                 if not keyed:
                     self.look_again(type, priority)
         for duty in self.duties:

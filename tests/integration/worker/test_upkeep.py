@@ -181,3 +181,28 @@ def test_a_duty_that_is_always_due_keeps_none_of_the_others_waiting(
     wait_for(lambda: jobs.sql("SELECT 1 FROM sync_job_worker"), "its row is there")
     jobs.sql("INSERT INTO sync_job (type, state, run_at) VALUES ('t', 'scheduled', now())")
     jobs.wait(completed=1)
+
+
+def test_notifications_of_strangers_stop_nothing(
+    queue: JobQueue, start_worker: Start, jobs: Jobs, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue.register("t", lambda ctx, **_: None)
+    start_worker()
+    wait_for(lambda: jobs.sql("SELECT 1 FROM sync_job_worker"), "it listens")
+    for payload in (
+        '[["t", 4000000000, false]]',
+        '[["t", "x", false]]',
+        '[["t", 1.5, true]]',
+        '[["t", true, true]]',
+        '[["t", 0]]',
+        "[[[], 0, false]]",
+        "[7]",
+        "7",
+        "no JSON",
+        "{}",
+        "[" * 3000,
+    ):
+        jobs.sql("SELECT pg_notify(%s, %s)", queue.names.queue_channel, payload)
+    jobs.add("t")
+    jobs.wait(completed=1)
+    assert not [record for record in caplog.records if "trying again" in record.getMessage()]
