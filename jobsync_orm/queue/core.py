@@ -14,6 +14,7 @@ from jobsync_orm.autocommit import Autocommit, Row
 from jobsync_orm.config import POOL_SIZE, CoordinationConfig
 from jobsync_orm.exceptions import ConfigurationError
 from jobsync_orm.models import Models, for_app
+from jobsync_orm.queue.options import LONGEST_SEC
 from jobsync_orm.queue.statements import QueueStatements
 
 if TYPE_CHECKING:
@@ -51,8 +52,11 @@ class QueueCore:
             raise ConfigurationError(f"JobQueue needs a CoordinationConfig, not {type(config).__name__}")
         if not isinstance(max_payload_bytes, int) or max_payload_bytes < 1:
             raise ConfigurationError(f"max_payload_bytes={max_payload_bytes!r} must be a whole number, at least 1")
-        if not isinstance(ageing_sec, int | float) or not ageing_sec > 0:
-            raise ConfigurationError(f"ageing_sec={ageing_sec!r} must be a number of seconds above 0")
+        if not isinstance(ageing_sec, int | float) or not 0 < ageing_sec <= LONGEST_SEC:
+            raise ConfigurationError(
+                f"ageing_sec={ageing_sec!r} must be a number of seconds above 0 and at most {LONGEST_SEC:.0f}; a large "
+                "one lets priority alone decide"
+            )
         self.config = config if config is not None else CoordinationConfig(engine=engine)
         self.names = self.config.names
         self.statements = QueueStatements(self.names)

@@ -73,7 +73,7 @@ TRIES = 20
 
 
 def named(statement: str) -> TextClause:
-    """A statement of the workers', with parameters ``:p1`` and so on instead of ``$1``. Quoted names stay as they are."""
+    """A statement of the workers', with parameters ``:p1`` and so on instead of ``$1``; quoted names stay."""
 
     def parameter(match: re.Match[str]) -> str:
         return match[0] if match[1] is None else f":p{match[1]}"

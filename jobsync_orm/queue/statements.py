@@ -98,6 +98,10 @@ class QueueStatements:
             f" {micros('ready_at')}, {micros('created_at')})"
         )
 
+        def beyond(key: str) -> str:
+            """The condition of a key that comes after ``key``. After an empty text come all, an empty key too."""
+            return f">= CASE {key} WHEN '' THEN '' ELSE {key} || chr(1) END"
+
         def take(source: str, worker: str, incarnation: str) -> str:
             """UPDATE that makes the rows with a ctid in ``source`` this worker's, and returns all columns."""
             return (
@@ -158,13 +162,14 @@ class QueueStatements:
                 " ORDER BY j.type, j.priority, j.ready_at, j.id LIMIT 1"
             )
 
-        def next_key(key: str) -> str:
+        def next_key(bound: str) -> str:
             return (
                 f"SELECT j.key, j.id, j.type, j.state, j.priority, j.ready_at FROM {job} j"
-                f" WHERE {IN_LINE} AND j.key > {key} ORDER BY j.key, j.id LIMIT 1"
+                f" WHERE {IN_LINE} AND j.key {bound} ORDER BY j.key, j.id LIMIT 1"
             )
 
-        urgency = "ready_at - priority * $4::float8 * interval '1 second'"
+        # Not a timestamp: a priority may be any integer, and lead to a year that no timestamp has.
+        urgency = "extract(epoch FROM ready_at)::float8 - priority * $4::float8"
         self.dequeue = f"""
             WITH RECURSIVE allowed AS MATERIALIZED (
                 SELECT DISTINCT t.type FROM unnest($1::text[]) AS t (type)
@@ -174,9 +179,10 @@ class QueueStatements:
                 UNION ALL
                 SELECT h.* FROM lane l CROSS JOIN LATERAL ({first_of("l.type AND j.priority > l.priority")}) h),
             line AS (
-                SELECT h.*, 1 AS n FROM ({next_key("$6::text")}) h WHERE $5::bool
+                SELECT h.*, 1 AS n FROM ({next_key(beyond("$6::text"))}) h WHERE $5::bool
                 UNION ALL
-                SELECT h.*, l.n + 1 FROM line l CROSS JOIN LATERAL ({next_key("l.key")}) h WHERE l.n < {KEYS_AT_ONCE}),
+                SELECT h.*, l.n + 1 FROM line l CROSS JOIN LATERAL ({next_key("> l.key")}) h
+                WHERE l.n < {KEYS_AT_ONCE}),
             source AS MATERIALIZED (
                 SELECT type, priority, NULL::bigint AS id, {urgency} AS urgency FROM lane
                 UNION ALL
@@ -295,16 +301,16 @@ class QueueStatements:
         # the key to go on after, $6 how many keys. Finds what has become ready at a place that discover has passed.
         # Returned: [key, type, priority, ready_at] of those whose first job is this node's to take now, and the last
         # key if there may be more.
-        def after(key: str) -> str:
+        def after(bound: str) -> str:
             return f"""SELECT j.key, j.id, j.type, j.state, j.priority, j.token_id, j.ready_at FROM {job} j
-                    WHERE {IN_LINE} AND j.key > {key} ORDER BY j.key, j.id LIMIT 1"""
+                    WHERE {IN_LINE} AND j.key {bound} ORDER BY j.key, j.id LIMIT 1"""
 
         self.lines = f"""
             WITH RECURSIVE {whose},
             line AS (
-                ({after("$5::text")})
+                ({after(beyond("$5::text"))})
                 UNION ALL
-                SELECT n.* FROM line l CROSS JOIN LATERAL ({after("l.key")}) n),
+                SELECT n.* FROM line l CROSS JOIN LATERAL ({after("> l.key")}) n),
             first AS MATERIALIZED (SELECT * FROM line LIMIT $6::int)
             SELECT (SELECT coalesce(json_agg(json_build_array(key, {place})
                     ORDER BY ready_at, id), '[]')
@@ -372,13 +378,15 @@ class QueueStatements:
             RETURNING cancel_requested""")
 
         # $1 how many at most, $2 a mark, as microseconds since 1970: nothing due before it is looked at, so that
-        # entries which a vacuum cannot remove yet are not stepped over each time. Returned: [type, priority, whether it
+        # entries which a vacuum cannot remove yet are not stepped over each time; 0 is the very beginning, as a job may
+        # be due since long before 1970 ("at once", somebody says). Returned: [type, priority, whether it
         # has a key] of what became ready, how many those are, the next mark, and the seconds until the next is due
         # (NULL if none waits). An index can be entered with now(), which is this statement's, not with NOW.
         self.promote = f"""
             WITH due AS (
                 SELECT ctid FROM {job} WHERE state IN ('scheduled', 'retrying')
-                    AND run_at >= {instant("$2::bigint")} AND run_at <= now()
+                    AND run_at >= CASE WHEN $2::bigint = 0 THEN '-infinity' ELSE {instant("$2::bigint")} END
+                    AND run_at <= now()
                 ORDER BY run_at LIMIT $1::int FOR UPDATE SKIP LOCKED),
             ready AS (
                 UPDATE {job} j SET state = 'pending', ready_at = {NOW} WHERE j.ctid = ANY (ARRAY(SELECT ctid FROM due))

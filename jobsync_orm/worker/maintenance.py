@@ -32,6 +32,7 @@ keep what they have.
 
 from __future__ import annotations
 
+import heapq
 import json
 import logging
 import time
@@ -259,10 +260,11 @@ class Unblocking:
         """Nothing to hear: what waits for a job is in the answer of who completes it."""
 
     def run(self, session: Session) -> None:
-        """Those that were named, and a part of all that wait if that is due."""
+        """Some of those that were named, and a part of all that wait if that is due."""
         if self._waiting:
-            named = sorted(self._waiting)
-            self._waiting.clear()  # even if this fails: the sweep finds them
+            # Thousands may wait for one job. The oldest first, as they would have been.
+            named = heapq.nsmallest(BATCH, self._waiting)
+            self._waiting.difference_update(named)  # even if this fails: the sweep finds them
             ((places,),) = session.prepared(self._statements.unblock, array(named), timeout=ANSWER_SEC)
             self._ready(_places(places))
         if time.monotonic() < self._sweep.at:

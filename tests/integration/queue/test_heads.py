@@ -387,6 +387,13 @@ def test_lines_shows_each_key_once_however_long_its_line(board: Board, claimer: 
     assert ([key for key, *_ in found], last) == (["d"], None)
 
 
+def test_lines_begins_with_the_empty_key(board: Board, claimer: Claimer) -> None:
+    for key in ("", "", "a", "ab", "b"):
+        board.add(key)
+    assert [key for key, *_ in claimer.lines()[0]] == ["", "a", "ab", "b"]
+    assert [key for key, *_ in claimer.lines("a")[0]] == ["ab", "b"]
+
+
 def test_what_it_costs_does_not_grow_with_a_hot_key(board: Board, claimer: Claimer) -> None:
     """Whatever the planner thinks of the table: the index is walked from key to key, never along one."""
     add = "INSERT INTO sync_job (type, state, key, token_id) SELECT 't', %s, %s, sync_token_of(%s)"

@@ -49,6 +49,25 @@ def test_the_most_urgent_goes_first(queue: JobQueue, store: Engine) -> None:
     assert taken(queue, ["t", "u"]) == []
 
 
+@pytest.mark.parametrize("ageing_sec", [1e-15, 3_000_000_000])
+def test_a_priority_may_be_any_integer(store: Engine, ageing_sec: float) -> None:
+    queue = JobQueue(engine=store, ageing_sec=ageing_sec)
+    ids = [put(store, priority=priority)[0] for priority in (-(2**31), 0, 2**31 - 1)]
+    assert taken(queue) == (ids if ageing_sec < 1 else ids[::-1])
+    queue.dispose()
+
+
+@pytest.mark.parametrize("ageing_sec", [0, -1, float("inf"), float("nan"), 1e300, "60"])
+def test_how_much_waiting_weighs_is_a_number_of_seconds(store: Engine, ageing_sec: Any) -> None:
+    with pytest.raises(ConfigurationError, match="ageing_sec="):
+        JobQueue(engine=store, ageing_sec=ageing_sec)
+
+
+def test_a_key_may_be_an_empty_text(queue: JobQueue, store: Engine) -> None:
+    ids = put(store, key="", count=2) + put(store, key="a")
+    assert taken(queue) == [ids[0], ids[2]]
+
+
 def test_all_at_once_come_in_that_order(queue: JobQueue, store: Engine) -> None:
     late, soon = put(store, count=2), put(store, count=2, priority=10)
     assert taken(queue, limit=3) == [*soon, late[0]]

@@ -167,6 +167,14 @@ class TestPromotion:
         duty.run(session)
         assert (table.state(third), table.state(far)) == ("pending", "scheduled")
 
+    def test_a_job_snoozed_until_long_ago_is_due(
+        self, table: Table, session: Session, statements: QueueStatements
+    ) -> None:
+        jobs = [table.job(state="scheduled", run_at=sql(at)) for at in ("timestamptz '1960-01-01'", "now()")]
+        duty = Promotion(statements, Ready())
+        duty.run(session)
+        assert {table.state(job) for job in jobs} == {"pending"}
+
     def test_more_than_a_batch_is_due_again_at_once(
         self, table: Table, session: Session, statements: QueueStatements
     ) -> None:
@@ -450,6 +458,20 @@ class TestUnblocking:
         states = [table.state(id) for id in (free, stuck, early, later)]
         assert states == ["pending", "blocked", "blocked", "scheduled"]
         assert ready == [("t", 0, False)]
+        assert not is_due(duty)
+
+    def test_of_very_many_named_jobs_a_part_at_a_time(
+        self, table: Table, session: Session, duty: Unblocking, waiting: set[int]
+    ) -> None:
+        duty.run(session)
+        done = table.job(state="completed")
+        table.jobs(BATCH + 5, "state", "'blocked'")
+        table.all("INSERT INTO sync_job_dependency SELECT %s, id FROM sync_job WHERE state = 'blocked'", done)
+        waiting.update(id for (id,) in table.all("SELECT id FROM sync_job WHERE state = 'blocked'"))
+        for ready in (BATCH, BATCH + 5):
+            assert is_due(duty)
+            duty.run(session)
+            assert table.value("SELECT count(*) FROM sync_job WHERE state = 'pending'") == ready
         assert not is_due(duty)
 
     def test_the_sweep_finds_what_nobody_was_told_of_a_part_at_a_time(
