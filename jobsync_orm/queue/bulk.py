@@ -234,8 +234,9 @@ class _Bulk:
         before = waits = only = ""
         if "after" in columns:
             before = f"""
-                before AS (SELECT a.id, j.state FROM unnest({listed("after", "bigint")}) AS a (id)
-                    LEFT JOIN {job} j ON j.id = a.id),"""
+                before AS MATERIALIZED (
+                    SELECT a.id, {self._insertion.state_before()} AS state
+                    FROM unnest({listed("after", "bigint")}) AS a (id) LEFT JOIN {job} j ON j.id = a.id),"""
             state = (
                 f"CASE WHEN EXISTS (SELECT 1 FROM before WHERE state <> 'completed') THEN 'blocked' ELSE {state} END"
             )
@@ -310,8 +311,8 @@ class _Bulk:
         unknown = "CAST(NULL AS text)"
         if has_after:
             before = f"""
-            before AS (
-                SELECT g.id AS job_id, a.id AS after_id, j.state FROM given g
+            before AS MATERIALIZED (
+                SELECT g.id AS job_id, a.id AS after_id, {self._insertion.state_before()} AS state FROM given g
                 CROSS JOIN LATERAL unnest(CAST(g.v ->> 'after' AS bigint[])) AS a (id)
                 LEFT JOIN {job} j ON j.id = a.id),"""
             waiting = "g.id IN (SELECT job_id FROM before WHERE state <> 'completed')"

@@ -5,7 +5,7 @@ stops right after it nothing happens that would not happen to the application's 
 
 | statement | locks | waits for |
 |---|---|---|
-| insert | the new rows; until the end of the transaction, the (type, idempotency_key) it takes | a transaction that has written a live job of the same type and idempotency_key |
+| insert | the new rows; until the end of the transaction, the (type, idempotency_key) it takes, and against removal jobs it is to run after that have failed or were cancelled | a transaction that has written a live job of the same type and idempotency_key, or writes one of those jobs |
 | existing | nothing | nothing |
 
 Idempotency
@@ -121,6 +121,15 @@ class Insertion:
             state = f"CASE WHEN {values['run_at']} > {NOW} THEN 'scheduled' ELSE 'pending' END"
         return values, state
 
+    def state_before(self) -> str:
+        """SQL of the state of ``j``, a job that others are to run after; NULL if it is not there.
+
+        One that has failed or was cancelled must not be pruned before those others are committed: once it is gone, it
+        counts as completed.
+        """
+        kept = f"SELECT kept.state FROM {self._names.text('job')} kept WHERE kept.id = j.id FOR KEY SHARE"
+        return f"CASE WHEN j.state IN ('failed', 'cancelled') THEN ({kept}) ELSE j.state END"
+
     def _sql(self, columns: tuple[str, ...]) -> str:
         job, dependency = self._names.text("job"), self._names.text("job_dependency")
         values, state = self.values(columns)
@@ -138,8 +147,8 @@ class Insertion:
             f"CASE WHEN EXISTS (SELECT 1 FROM before WHERE state <> 'completed') THEN 'blocked' ELSE {state} END"
         )
         return f"""
-            WITH before AS (
-                SELECT a.id, j.state FROM unnest({listed("after", "bigint")}) AS a (id)
+            WITH before AS MATERIALIZED (
+                SELECT a.id, {self.state_before()} AS state FROM unnest({listed("after", "bigint")}) AS a (id)
                     LEFT JOIN {job} j ON j.id = a.id),
             new AS (
                 INSERT INTO {job} ({", ".join(values)}) SELECT {", ".join(values.values())}

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import datetime
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, event, text
+from sqlalchemy.orm import Session
 
-from jobsync_orm.exceptions import InvalidJob
+from jobsync_orm.exceptions import InvalidJob, UnknownJob
 from jobsync_orm.models import JobState
 from jobsync_orm.models.states import FINISHED, LIVE
-from jobsync_orm.queue import JobQueue
+from jobsync_orm.queue import JobQueue, NewJob
 from tests.integration.cluster import wait_for
 from tests.integration.queue.rows import SQL, depend, put, row, states, tried
 
@@ -136,3 +138,40 @@ def test_what_makes_no_sense_is_refused(queue: JobQueue, store: Engine, given: d
     with pytest.raises(InvalidJob):
         queue.prune(**given)
     assert states(store) == {job: "completed"}
+
+
+@pytest.mark.parametrize("state", ["failed", "cancelled"])
+@pytest.mark.parametrize("many", [None, "of a type", "of many"])
+def test_a_job_that_one_being_enqueued_is_to_wait_for_stays(
+    queue: JobQueue, store: Engine, state: str, many: str | None
+) -> None:
+    (first,) = put(store, state, **OLD)
+    with Session(store) as session:
+        if many == "of a type":
+            (second,) = queue.enqueue_many(session, "t", [{}], after=first)
+        elif many:
+            (second,) = queue.enqueue_many(session, [NewJob("t", after=first)])
+        else:
+            second = queue.enqueue(session, "t", after=first).id
+        assert queue.prune(60, state) == 0
+        session.commit()
+    assert queue.prune(60, state) == 0
+    assert states(store) == {first: state, second: "blocked"}
+
+
+def test_a_job_that_is_just_being_removed_is_unknown(queue: JobQueue, store: Engine) -> None:
+    (first,) = put(store, "failed", **OLD)
+
+    def waits() -> bool:
+        waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        with store.connect() as another:
+            return bool(another.execute(text(waiting)).all())
+
+    with ThreadPoolExecutor(1) as pool, store.connect() as connection:
+        connection.execute(text("DELETE FROM sync_job"))
+        enqueued = pool.submit(queue.submit, "t", after=first)
+        wait_for(waits, "it waits for the row")
+        connection.commit()
+        with pytest.raises(UnknownJob):
+            enqueued.result(10)
+    assert states(store) == {}
