@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import Engine, TextClause, text
 
@@ -70,6 +71,17 @@ class QueueCore:
         self._database: Autocommit | None = None
         self._async_engines: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncEngine] = WeakKeyDictionary()
         self._engine_guard = threading.RLock()
+        _queues.add(self)
+
+    def _forked(self) -> None:
+        """This is a child: the connections are the parent's, and another thread may have held the lock."""
+        self._engine_guard = threading.RLock()
+        engine, self._engine = self._engine, None
+        self._database = None
+        if engine is not None and engine is not self.config.engine:
+            _inherited.append(engine)
+        _inherited.extend(self._async_engines.values())
+        self._async_engines = WeakKeyDictionary()
 
     @property
     def models(self) -> Models:
@@ -126,3 +138,17 @@ class QueueCore:
             self._database = None
         if engine is not None and engine is not self.config.engine:
             engine.dispose()
+
+
+_queues: WeakSet[QueueCore] = WeakSet()
+
+# Of the parent process. Kept, because to drop a connection would be to end it for the parent too.
+_inherited: list[Any] = []
+
+
+def _forget_in_child() -> None:
+    for queue in list(_queues):
+        queue._forked()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
