@@ -78,9 +78,10 @@ def execute(queue: QueueCore, handler: Handler, job: ClaimedJob, context: JobCon
         context.close()
         raise
     except BaseException as error:  # noqa: BLE001  # whatever it is, this thread goes on with the next job
-        ending = _raised(handler, job, context, error, began)
-        context.close()
-        return ending
+        try:
+            return _raised(handler, job, context, error, began)
+        finally:
+            context.close()
     context.over = True
     if context.transaction is not None:
         return _commit(queue, handler, job, context, value, began)
@@ -166,7 +167,7 @@ def error_text(error: BaseException) -> str:
     """``Type: message`` as PostgreSQL can store it, cut where it is too long."""
     try:
         message = str(error)
-    except Exception as second:  # noqa: BLE001  # of the application's, as anything here
+    except BaseException as second:  # noqa: BLE001  # of the application's, as anything here
         message = f"(its message cannot be had: {type(second).__name__})"
     name = type(error).__name__
     return _storable(f"{name}: {message}" if message else name, LONGEST_ERROR)
@@ -287,8 +288,8 @@ def _called_in_vain(error: BaseException) -> bool:
 def _delay(handler: Handler, job: ClaimedJob, error: BaseException) -> float:
     try:
         delay = seconds("backoff", handler.backoff(job.failures, error))
-    except Exception:
-        # A job is not lost, nor tried without pause, because of it.
+    except BaseException:
+        # A job is not lost, nor tried without pause, because of it; nor does the thread end that asks.
         logger.exception("the backoff of %r jobs failed; job %d waits as by default", handler.type, job.id)
         delay = BACKOFF(job.failures, error)
     return min(delay, SOON_SEC * random.uniform(0.1, 1)) if _is_passing(error) else delay
@@ -301,7 +302,7 @@ def traceback_text(error: BaseException) -> str | None:
         return None
     try:
         lines = traceback.format_exception(type(error), error, trace.tb_next or trace)
-    except Exception:  # noqa: BLE001  # of an error whose message cannot be had
+    except BaseException:  # noqa: BLE001  # of an error whose message cannot be had
         lines = traceback.format_tb(trace)
     text = "".join(lines)
     if len(text) > LONGEST_TRACEBACK:

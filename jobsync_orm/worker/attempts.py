@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable
 
     from jobsync_orm.queue.jobs import ClaimedJob, Ending
@@ -102,6 +103,9 @@ class Executor(Protocol):
     @property
     def abandoned(self) -> int:
         """How many attempts go on that nobody waits for any more. With very many of them nothing is free."""
+
+    def is_mine(self, thread: threading.Thread) -> bool:
+        """Whether it is one in which handlers run."""
 
     def problems(self) -> list[str]:
         """What is wrong, for the worker's health."""

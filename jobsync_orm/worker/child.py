@@ -14,14 +14,17 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import multiprocessing
 import os
 import pickle
 import signal
 import sys
 import threading
 import traceback
+from contextvars import copy_context
 from dataclasses import dataclass
 from queue import SimpleQueue
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from sqlalchemy import URL
@@ -30,7 +33,7 @@ from jobsync_orm.config import CoordinationConfig
 from jobsync_orm.exceptions import ConfigurationError, InvalidJob
 from jobsync_orm.queue import ClaimedJob, Ending, JobQueue
 from jobsync_orm.queue.context import CancelFlag, JobContext
-from jobsync_orm.queue.execution import execute
+from jobsync_orm.queue.execution import execute, failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -39,6 +42,9 @@ if TYPE_CHECKING:
     from jobsync_orm.queue.handlers import Handler
 
 __all__ = ["SIGNALS", "Recipe", "serve"]
+
+# How often a child sees whether its worker is still there: a fork of the worker may keep the pipe open.
+LOOK_SEC: Final = 1.0
 
 # Left to the worker. Blocked in the child until it can say so.
 SIGNALS: Final = frozenset({signal.SIGINT, signal.SIGTERM})
@@ -189,7 +195,11 @@ class Kitchen:
         queue, handler = made
         context = JobContext(queue, job, self._recipe.worker, CancelFlag())
         context.on_extend = self._on_extend
-        return execute(queue, handler, job, context)
+        began = monotonic()
+        try:
+            return copy_context().run(execute, queue, handler, job, context)
+        except KeyboardInterrupt as error:  # raised by the handler: signals do nothing here
+            return failed(handler, job, error, began, monotonic())
 
 
 def serve(connection: Connection) -> None:
@@ -219,7 +229,9 @@ def serve(connection: Connection) -> None:
 
 
 def _listen(connection: Connection, orders: SimpleQueue[Any]) -> None:
+    parent = multiprocessing.parent_process()
     with contextlib.suppress(EOFError, OSError):
-        while True:
-            orders.put(connection.recv())
+        while parent is None or os.getppid() == parent.pid:
+            if connection.poll(LOOK_SEC):
+                orders.put(connection.recv())
     os.killpg(0, signal.SIGKILL)

@@ -71,10 +71,12 @@ class EventLoopExecutor:
         self._warned = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._ending = False
 
     def start(self) -> None:
         """Start the loop."""
         loop = asyncio.new_event_loop()
+        self._ending = False
         self._loop, self._beat_at = loop, time.monotonic()
         self._thread = threading.Thread(target=self._serve, args=(loop,), name=self._name[:40], daemon=True)
         self._thread.start()
@@ -159,6 +161,10 @@ class EventLoopExecutor:
             found.append(f"{abandoned} coroutine handlers go on although they were cancelled: no more are started")
         return found
 
+    def is_mine(self, thread: threading.Thread) -> bool:
+        """The loop's."""
+        return thread is self._thread
+
     @property
     def abandoned(self) -> int:
         """How many tasks go on although they were cancelled."""
@@ -174,8 +180,10 @@ class EventLoopExecutor:
             self.give_up(attempt, "stopping")
         self._until_none_open(CLOSE_SEC)
         self._abandon(list(self._open))
+        self._ending = True
         self._call(loop.stop)
-        thread.join(CLOSE_SEC)
+        if thread is not threading.current_thread():
+            thread.join(CLOSE_SEC)
         self._thread = self._loop = None
 
     def _until_none_open(self, seconds: float) -> None:
@@ -216,9 +224,20 @@ class EventLoopExecutor:
         asyncio.set_event_loop(loop)
         loop.call_soon(self._beat, loop)
         try:
-            loop.run_forever()
+            while not self._ending:
+                self._run_loop(loop)
         finally:
             self._close(loop)
+
+    def _run_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            loop.run_forever()
+        except BaseException:
+            # SystemExit or KeyboardInterrupt, of a task or a callback that a handler has left in the loop.
+            logger.exception("%s: the event loop was left; the other handlers go on", self._name)
+        else:
+            if not self._ending:
+                logger.warning("%s: a handler has stopped the event loop, which goes on", self._name)
 
     def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
         self._beat_at = time.monotonic()
@@ -279,12 +298,15 @@ class EventLoopExecutor:
         left = asyncio.all_tasks(loop)
         for task in left:
             task.cancel()
-        if left:
-            loop.run_until_complete(asyncio.wait(left, timeout=CLOSE_SEC))
-        for last in (self._queue.dispose_async, loop.shutdown_asyncgens):
+
+        async def wait_for_tasks() -> None:
+            if left:
+                await asyncio.wait(left, timeout=CLOSE_SEC)
+
+        for last in (wait_for_tasks, self._queue.dispose_async, loop.shutdown_asyncgens):
             try:
-                loop.run_until_complete(asyncio.wait_for(last(), CLOSE_SEC))
-            except Exception as error:  # noqa: BLE001  # of a driver, or of the application's generators
+                loop.run_until_complete(asyncio.wait_for(last(), 2 * CLOSE_SEC))
+            except BaseException as error:  # noqa: BLE001  # of a driver, or of what the application left in the loop
                 logger.warning("%s: the event loop did not end well: %r", self._name, error)
         for task in left:
             if not task.done():

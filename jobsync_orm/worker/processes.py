@@ -46,6 +46,8 @@ START_LIMIT_SEC: Final = 120.0
 END_LIMIT_SEC: Final = 1.0
 # Seconds for which a job waits here for a child that starts. Another worker takes it 30 s after its timeout.
 PATIENCE_SEC: Final = 15.0
+# A child that has left somebody behind who holds its descriptors ends without a sign: it is looked for this often.
+LOOK_SEC: Final = 1.0
 
 _spawn = multiprocessing.get_context("spawn")
 
@@ -134,11 +136,13 @@ class ProcessExecutor:
         self._guard = threading.Lock()
         self._waiting: deque[Attempt] = deque()
         self._children: list[_Child] = []  # those that may run something
+        self._coming = 0  # those that are just being made
         self._leaving: list[_Child] = []  # those that are to end
         self._recipe: Recipe | None = None
         self._waker: Waker | None = None
         self._thread: threading.Thread | None = None
         self._stopping = False
+        self._pid = os.getpid()
 
     def start(self) -> None:
         """Get ready; the children are started when there is something to do.
@@ -150,6 +154,7 @@ class ProcessExecutor:
         """
         self._recipe = Recipe.of(self._queue, self._handlers, self._worker)
         self._stopping = False
+        self._pid = os.getpid()
         self._waker = Waker()
         self._thread = threading.Thread(
             target=self._supervise, args=(self._waker,), name="jobsync-children", daemon=True
@@ -162,7 +167,7 @@ class ProcessExecutor:
         """Slots that are not taken; one whose child still starts counts as taken."""
         with self._guard:
             busy = sum(child.attempt is not None for child in self._children)
-            starting = sum(not child.ready for child in self._children)
+            starting = self._coming + sum(not child.ready for child in self._children)
             return self.slots - busy - max(starting, len(self._waiting))
 
     def running(self) -> list[Attempt]:
@@ -177,11 +182,14 @@ class ProcessExecutor:
         self._wake()
 
     def withdraw(self) -> list[Attempt]:
-        """What no child has got yet, but for those whose child starts, unless that takes long."""
+        """What no child has got yet, but for those whose child starts or is about to, unless that takes long."""
         latest = time.monotonic() - PATIENCE_SEC
         with self._guard:
-            keep = sum(not child.ready and child.started_at > latest for child in self._children)
-            return [self._waiting.pop() for _ in range(len(self._waiting) - keep)][::-1]
+            waiting = list(self._waiting)
+            places = self.slots - sum(child.ready for child in self._children)
+            kept = [attempt for attempt in waiting[:places] if attempt.claimed_at > latest]
+            self._waiting = deque(kept)
+            return [attempt for attempt in waiting if attempt not in kept]
 
     def give_up(self, attempt: Attempt, why: Why) -> None:
         """Kill the child that runs it."""
@@ -223,6 +231,10 @@ class ProcessExecutor:
                 # Not given up, so that the job it is started for learns of it.
                 child.kill()
 
+    def is_mine(self, thread: threading.Thread) -> bool:
+        """Handlers run in other processes."""
+        return False
+
     @property
     def abandoned(self) -> int:
         """Processes can be killed."""
@@ -250,6 +262,8 @@ class ProcessExecutor:
         self._leaving.append(child)
 
     def _kill_all(self) -> None:
+        if os.getpid() != self._pid:  # a fork of the worker ends: they are not its children
+            return
         with self._guard:
             for child in (*self._children, *self._leaving):
                 child.kill()
@@ -257,13 +271,14 @@ class ProcessExecutor:
     # -- the executor's own thread --------------------------------------------------------------------------------
 
     def _supervise(self, waker: Waker) -> None:
+        look_at = 0.0
         try:
             while self._assign():
                 with self._guard:
                     known = [*self._children, *self._leaving]
                 by: dict[Any, _Child] = {child.process.sentinel: child for child in known}
                 by.update((child.connection, child) for child in known if not child.connection.closed)
-                ready = wait([waker.descriptor, *by])
+                ready = set(wait([waker.descriptor, *by], LOOK_SEC))
                 if waker.descriptor in ready:
                     with contextlib.suppress(BlockingIOError):
                         os.read(waker.descriptor, 4096)
@@ -272,6 +287,11 @@ class ProcessExecutor:
                     self._hear(child)
                     if child.process.sentinel in ready:
                         self._bury(child)
+                if (now := time.monotonic()) >= look_at:
+                    look_at = now + LOOK_SEC
+                    for child in known:
+                        if child.process.sentinel not in ready and child.process.exitcode is not None:
+                            self._bury(child)
         finally:
             waker.close()
 
@@ -293,12 +313,13 @@ class ProcessExecutor:
                 sending.append((child, attempt.job))
             starting = sum(not child.ready for child in self._children)
             missing = min(len(self._waiting) - starting, self.slots - len(self._children))
+            self._coming = missing = 0 if self._stopping else max(0, missing)
             over = self._stopping and not self._children and not self._leaving
         # Outside of the lock: a child that somebody has stopped may not read, and must be killed all the same.
         for child, message in sending:
             with contextlib.suppress(OSError):  # it is dead; its sentinel says so too
                 child.connection.send(message)
-        for _ in range(missing if not self._stopping else 0):
+        for _ in range(missing):
             self._start_child()
         return not over
 
@@ -310,10 +331,13 @@ class ProcessExecutor:
         try:
             child = _Child()
         except Exception as error:  # noqa: BLE001  # no memory, no processes: whatever the system says
+            with self._guard:
+                self._coming -= 1
             self._fail_one(f"no child process could be started: {error}")
             return
         with self._guard:
             self._children.append(child)
+            self._coming -= 1
         with contextlib.suppress(OSError):
             child.connection.send(self._recipe)
 
@@ -347,7 +371,7 @@ class ProcessExecutor:
             for children in (self._children, self._leaving):
                 if child in children:
                     children.remove(child)
-            child.kill_group()
+            child.kill()  # what it has left behind; and itself, if all it did was to close its descriptors
             child.process.join()
         child.connection.close()
         if attempt is not None:

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import traceback
+from contextvars import copy_context
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final
@@ -22,6 +23,7 @@ from jobsync_orm.queue.execution import execute, failed, stopped
 
 if TYPE_CHECKING:
     from jobsync_orm.queue import JobQueue
+    from jobsync_orm.queue.jobs import Ending
     from jobsync_orm.worker.attempts import Attempt, Report, Why
 
 __all__ = ["ThreadExecutor"]
@@ -71,6 +73,7 @@ class ThreadExecutor:
         self._submitted = 0
         self._slots = [_Slot() for _ in range(slots)]
         self._abandoned: set[_Slot] = set()
+        self._stopping = False
 
     def start(self) -> None:
         """Start the threads."""
@@ -78,14 +81,13 @@ class ThreadExecutor:
             self._start(number, slot)
 
     def _start(self, number: int, slot: _Slot) -> None:
-        slot.thread = threading.Thread(
-            target=self._serve, args=(slot,), name=f"{self._name}-{number}"[:40], daemon=True
-        )
-        slot.thread.start()
+        thread = threading.Thread(target=self._serve, args=(slot,), name=f"{self._name}-{number}"[:40], daemon=True)
+        thread.start()
+        slot.thread = thread
 
     def free(self) -> int:
         """Threads that do nothing, less the attempts that wait for one; none if too many have been left behind."""
-        free = self.slots - self._submitted + sum(slot.ended for slot in self._slots)
+        free = self.slots - self._submitted + sum(slot.ended - (slot.thread is None) for slot in self._slots)
         return min(0, free) if self._too_many_abandoned() else free
 
     def running(self) -> list[Attempt]:
@@ -121,8 +123,8 @@ class ThreadExecutor:
                 slot.abandoned = True
                 self._abandoned.add(slot)
                 where = _stack(slot.thread)
-                self._slots[number] = other = _Slot(slot.ended + 1)
-            self._start(number, other)
+                self._slots[number] = _Slot(slot.ended + 1)
+            self.look(time.monotonic())
             job = attempt.job
             logger.warning("%s: job %d (%s) goes on; it is in\n%s", self._name, job.id, job.type, where)
             if attempt.context.cancelled.reason != "lost":
@@ -131,7 +133,14 @@ class ThreadExecutor:
             return
 
     def look(self, now: float) -> None:
-        """Threads need no looking after."""
+        """Start the threads that are missing: one that was abandoned had no other yet."""
+        for number, slot in enumerate(self._slots):
+            if slot.thread is None and not self._stopping:
+                try:
+                    self._start(number, slot)
+                except RuntimeError as error:  # the system has no more of them, for now
+                    logger.warning("%s: %s; trying again", self._name, error)
+                    return
 
     @property
     def abandoned(self) -> int:
@@ -142,44 +151,77 @@ class ThreadExecutor:
         return len(self._abandoned) >= MOST_ABANDONED * self.slots
 
     def problems(self) -> list[str]:
-        """Too many threads left behind."""
+        """Too many threads left behind, or none to be had."""
+        missing = sum(slot.thread is None for slot in self._slots)
+        found = [f"{missing} threads for handlers could not be started"] if missing else []
         if not self._too_many_abandoned():
-            return []
+            return found
         return [
+            *found,
             f"{len(self._abandoned)} threads go on although their jobs have timed out: no more jobs are started. Give "
-            'their handlers kind="process", or let them look at ctx.cancelled; end this process to get rid of them'
+            'their handlers kind="process", or let them look at ctx.cancelled; end this process to get rid of them',
         ]
 
     def stop(self, grace_sec: float) -> None:
         """End the threads that do nothing, wait for the others, and tell those that are left."""
+        self._stopping = True
         for _ in self._slots:
             self._waiting.put(None)
         until = time.monotonic() + grace_sec
         for slot in self._slots:
-            if slot.thread is not None:
+            if slot.thread is not None and slot.thread is not threading.current_thread():
                 slot.thread.join(max(0.0, until - time.monotonic()))
         for attempt in self.running():
             attempt.context.cancelled.set("stopping")
 
+    def is_mine(self, thread: threading.Thread) -> bool:
+        """Those of the slots, and those left behind."""
+        return any(slot.thread is thread for slot in (*self._slots, *list(self._abandoned)))
+
     def _serve(self, slot: _Slot) -> None:
-        take, queue, report, clock = self._waiting.get, self._queue, self._report, time.monotonic
-        while (attempt := take()) is not None:
-            attempt.began_at = clock()
-            slot.attempt = attempt
-            if attempt.context.cancelled.reason is not None:  # while it waited
-                ending = stopped(attempt.handler, attempt.job, attempt.context, attempt.began_at, clock())
-            else:
-                try:
-                    ending = execute(queue, attempt.handler, attempt.job, attempt.context)
-                except BaseException as error:  # noqa: BLE001  # a Ctrl-C of the handler's own: only the main thread gets real ones
+        take, queue, clock = self._waiting.get, self._queue, time.monotonic
+        attempt: Attempt | None = None
+        going_on = True
+        while going_on:
+            try:
+                # An error raised into this thread from outside finds what was taken in ``attempt``: between the two,
+                # this kind of loop leaves no room for one.
+                for attempt in iter(take, None):
+                    attempt.began_at = clock()
+                    slot.attempt = attempt
+                    if attempt.context.cancelled.reason is not None:  # while it waited
+                        ending = stopped(attempt.handler, attempt.job, attempt.context, attempt.began_at, clock())
+                    else:
+                        # What a handler sets in its context is nothing to the next one.
+                        ending = copy_context().run(execute, queue, attempt.handler, attempt.job, attempt.context)
+                    if not self._end(slot, attempt, ending):
+                        break
+                    attempt = None
+                going_on = False
+            except BaseException as error:
+                # A Ctrl-C of the handler's own (real ones go to the main thread), or one that somebody has raised into
+                # this thread, as some ways to limit a function's time do, and that has come too late for that function.
+                if attempt is None:
+                    logger.exception("%s: an error from outside", self._name)
+                    continue
+                if attempt.began_at is None:
+                    attempt.began_at = clock()
+                    slot.attempt = attempt
+                if slot.attempt is attempt:
                     ending = failed(attempt.handler, attempt.job, error, attempt.began_at, clock())
-            with slot.guard:
-                slot.attempt = None
-                slot.ended += 1
-                if slot.abandoned:
-                    break
-            report(attempt, ending)
+                    going_on = self._end(slot, attempt, ending)
+                attempt = None
         self._abandoned.discard(slot)
+
+    def _end(self, slot: _Slot, attempt: Attempt, ending: Ending) -> bool:
+        """The attempt in this slot has ended; False if its thread has been abandoned meanwhile."""
+        with slot.guard:
+            slot.attempt = None
+            slot.ended += 1
+            if slot.abandoned:
+                return False
+        self._report(attempt, ending)
+        return True
 
 
 def _stack(thread: threading.Thread | None) -> str:

@@ -25,6 +25,9 @@ logger = logging.getLogger("jobsync_orm")
 
 LOOK_SEC: Final = 0.25
 
+# Longest that a worker waits for this thread, which may be in a backoff of the application's.
+STOP_SEC: Final = 2.0
+
 
 class Watchdog:
     """Watches what the executors of one worker run.
@@ -51,7 +54,7 @@ class Watchdog:
         """Stop watching."""
         self._end.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(STOP_SEC)
 
     def _watch(self) -> None:
         wait = 0.0
@@ -61,7 +64,7 @@ class Watchdog:
                 try:
                     executor.look(time.monotonic())
                     wait = min(wait, self._look(executor))
-                except Exception:
+                except BaseException:
                     # Whatever is wrong with one attempt, the others have timeouts too.
                     logger.exception("%s: looking for attempts that take too long failed", self._thread.name)
 
