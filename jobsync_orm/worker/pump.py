@@ -205,6 +205,13 @@ class Pump:
             executor.start()
         self._thread.start()
 
+    def close(self) -> None:
+        """Let go of what there is, of a loop that has ended, or has not begun."""
+        for executor in self.executors.values():
+            executor.stop(0)
+        if self._thread.ident is None:
+            self._waker.close()
+
     def drain(self, grace_sec: float) -> None:
         """Claim nothing more; end when all attempts are over, or after ``grace_sec``. A second call may shorten it."""
         self._drain_until = min(self._drain_until, time.monotonic() + grace_sec)
@@ -219,6 +226,11 @@ class Pump:
     def join(self, timeout: float | None = None) -> bool:
         """Wait until the loop has ended."""
         return self._ended.wait(timeout)
+
+    @property
+    def is_away(self) -> bool:
+        """Whether it has ended, or is at a loss, because the database is away."""
+        return self._thread.ident is not None and not self.left_in_order
 
     @property
     def is_alive(self) -> bool:
@@ -706,7 +718,11 @@ class Pump:
         self._give_back_unbegun()
         # What can be ended is ended before its job is given to others; threads are told.
         for executor in self.executors.values():
-            executor.stop(0)
+            try:
+                executor.stop(0)
+            except Exception:
+                # What has ended is written down in any case.
+                logger.exception("%s: an executor did not stop in order", self.node_name)
         self._take_reports()
         unfinished = [attempt for attempt in self.under_way.values() if not attempt.over]
         for attempt in unfinished:

@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from jobsync_orm.coordinator.session import SessionLost
 from jobsync_orm.exceptions import ConfigurationError, NodeNameInUse, NotRunning
@@ -21,6 +21,7 @@ from jobsync_orm.worker.keyed import Keyed
 from jobsync_orm.worker.names import FreeName
 from jobsync_orm.worker.processes import ProcessExecutor
 from jobsync_orm.worker.pump import LEAVE_SEC, Pump
+from jobsync_orm.worker.readiness import check_tables
 from jobsync_orm.worker.signals import StopSignals
 from jobsync_orm.worker.threads import ThreadExecutor
 from jobsync_orm.worker.ticking import Ticking
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["JobWorker"]
 
 logger = logging.getLogger("jobsync_orm")
+
+T = TypeVar("T")
 
 # Jobs that have a worker: two workers of one node could not tell their attempts apart.
 _taken: weakref.WeakSet[Job] = weakref.WeakSet()
@@ -134,6 +137,7 @@ class JobWorker:
         self._watchdog: Watchdog | None = None
         self._stopping = threading.Event()
         self._stopped = False
+        self._took_job = False
         self._pid = os.getpid()
 
     def register_handler(self, type: str, function: Callable[..., Any], **options: Any) -> None:
@@ -200,6 +204,9 @@ class JobWorker:
                 raise NotRunning("this worker has been started or stopped before; make a new JobWorker")
             handlers = self._handlers()
             self._pid = os.getpid()
+            if self._given is not None or not self.queue.config.create_tables:
+                # Before it is a node: one that comes and goes would move everybody's tokens.
+                self._reach(lambda: check_tables(self.queue), time.monotonic() + ENTER_SEC)
             self._job = job = self._join()
             try:
                 with _guard:
@@ -208,11 +215,19 @@ class JobWorker:
                             f"{job.node_name} has a JobWorker already: a second one needs its own Job"
                         )
                     _taken.add(job)
+                    self._took_job = True
+                self._refuse_if_stopped()
                 self._pump = self._make_pump(job, handlers)
                 self._watchdog = Watchdog(self._pump.executors, f"jobsync-watchdog-{job.node_name}")
                 self._pump.start()
                 self._watchdog.start()
+                # By a signal handler that has interrupted this: it found less than there is now.
+                if self._stopped:
+                    self._refuse_if_stopped()
             except BaseException:
+                if self._pump is not None and self._pump.is_alive:
+                    self._pump.drain(0)
+                    self._pump.join(GIVE_UP_SEC + LEAVE_SEC)
                 self._leave()
                 raise
         logger.info("%s runs jobs of %s", job.node_name, ", ".join(sorted(handlers)))
@@ -240,22 +255,28 @@ class JobWorker:
 
             migrate.upgrade(config)
         until = time.monotonic() + ENTER_SEC
-        waits = False
         with FreeName(config) as free:
             while True:
-                self._refuse_if_stopped()
                 try:
-                    return self._started(free.next(), max(1.0, until - time.monotonic()))
+                    return self._started(self._reach(free.next, until), max(1.0, until - time.monotonic()))
                 except NodeNameInUse:
                     # A live one that was just making its connection anew.
                     if time.monotonic() > until:
                         raise
-                except SessionLost as lost:
-                    if time.monotonic() > until:
-                        raise TimeoutError(f"the database could not be reached: {lost}") from lost
-                    logger.log(logging.DEBUG if waits else logging.WARNING, "waiting for the database: %s", lost)
-                    waits = True
-                    self._stopping.wait(0.5)
+
+    def _reach(self, call: Callable[[], T], until: float) -> T:
+        """``call``, once the database can be reached."""
+        waits = False
+        while True:
+            self._refuse_if_stopped()
+            try:
+                return call()
+            except SessionLost as lost:
+                if time.monotonic() > until:
+                    raise TimeoutError(f"the database could not be reached: {lost}") from lost
+                logger.log(logging.DEBUG if waits else logging.WARNING, "waiting for the database: %s", lost)
+                waits = True
+                self._stopping.wait(0.5)
 
     def _started(self, node_name: str, seconds: float) -> Job:
         """A job of this worker's, running, unless somebody calls :meth:`stop` meanwhile."""
@@ -310,7 +331,8 @@ class JobWorker:
     def stop(self, grace_sec: float | None = None) -> None:
         """Claim nothing more, wait for what runs, give back what has not ended by then, and leave the cluster.
 
-        May be called more than once, and from any thread; a later call may shorten the wait.
+        May be called more than once, and from any thread; a later call may shorten the wait. A handler that calls it
+        does not wait: it is one of those that are waited for.
 
         Parameters
         ----------
@@ -325,9 +347,13 @@ class JobWorker:
             pump = self._pump
         if pump is not None:
             pump.drain(grace)
+            me = threading.current_thread()
+            if any(executor.is_mine(me) for executor in pump.executors.values()):
+                threading.Thread(target=self.stop, args=(grace,), name="jobsync-stop", daemon=True).start()
+                return
             until = time.monotonic() + grace + GIVE_UP_SEC + LEAVE_SEC
             # In pieces: a signal that comes just before a wait does not end it.
-            while not pump.join(SIGNAL_LOOK_SEC):
+            while pump.is_alive and not pump.join(SIGNAL_LOOK_SEC):
                 if time.monotonic() > until:
                     logger.warning("%s: the queue's loop has not ended in time; going on without it", self.node_name)
                     break
@@ -338,19 +364,20 @@ class JobWorker:
 
     def _leave(self) -> None:
         pump, job = self._pump, self._job
-        if pump is not None:
-            for executor in pump.executors.values():
-                executor.stop(0)
-        if self._watchdog is not None:
-            self._watchdog.stop()
-        if job is not None:
-            with _guard:
-                _taken.discard(job)
-            if job is self._given:
-                return
-            leaving = threading.Thread(target=job.stop, name="jobsync-leave", daemon=True)
-            leaving.start()
-            leaving.join(GONE_SEC if pump is not None and not pump.left_in_order else None)
+        try:
+            if pump is not None:
+                pump.close()
+            if self._watchdog is not None:
+                self._watchdog.stop()
+        finally:
+            if job is not None:
+                if self._took_job:
+                    with _guard:
+                        _taken.discard(job)
+                if job is not self._given:
+                    leaving = threading.Thread(target=job.stop, name="jobsync-leave", daemon=True)
+                    leaving.start()
+                    leaving.join(GONE_SEC if pump is not None and pump.is_away else None)
 
     def run(self) -> None:
         """Start, run jobs until SIGTERM or SIGINT or :meth:`stop`, and stop.
