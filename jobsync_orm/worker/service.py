@@ -384,12 +384,17 @@ class JobWorker:
 
         A second signal does not wait for what runs, and a third one ends the process; see
         :mod:`jobsync_orm.worker.signals`. Outside of the main thread signals are left alone.
+
+        Raises
+        ------
+        NotRunning
+            The queue's loop has failed, by a defect. Also what :meth:`start` raises.
         """
         with self._signals():
             try:
                 self._start_unless_stopped()
                 while not self._stopping.wait(SIGNAL_LOOK_SEC):
-                    pass
+                    self._check_pump()
             finally:
                 self.stop()
 
@@ -403,6 +408,7 @@ class JobWorker:
             try:
                 await self._in_thread(self._start_unless_stopped, self._stop_soon)
                 while not self._stopping.is_set():
+                    self._check_pump()
                     await asyncio.sleep(STOP_LOOK_SEC)
             finally:
                 await self._in_thread(self.stop, self._stop_now)
@@ -416,6 +422,11 @@ class JobWorker:
             on_cancel()
             await asyncio.gather(task, return_exceptions=True)
             raise
+
+    def _check_pump(self) -> None:
+        """A process that runs nothing any more is to end, so that somebody starts another one."""
+        if self._pump is not None and not self._pump.is_alive and not self._stopping.is_set():
+            raise NotRunning(f"{self.node_name}: the queue's loop has failed, the log says why")
 
     def _signals(self) -> StopSignals:
         return StopSignals(self._stop_soon, self._stop_now)

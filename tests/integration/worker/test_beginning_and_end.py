@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from jobsync_orm import ConfigurationError, Job, JobContext, JobQueue, JobWorker
-from jobsync_orm.exceptions import SchemaNotReady
+from jobsync_orm.exceptions import NotRunning, SchemaNotReady
+from jobsync_orm.worker.pump import Pump
 from tests.integration.cluster import wait_for
 from tests.integration.worker.conftest import Jobs
 
@@ -106,3 +107,27 @@ def test_a_worker_stopped_in_the_middle_of_its_start_does_not_run(
         worker.start()
     assert nodes(jobs) == 0
     wait_for(lambda: not [t for t in threading.enumerate() if "w7" in t.name], "its threads have ended")
+
+
+def test_a_process_whose_loop_has_failed_does_not_stay(
+    queue: JobQueue, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.register("nothing", lambda ctx, i: None)
+
+    def fail(pump: Pump) -> None:
+        raise SystemExit
+
+    monkeypatch.setattr(Pump, "_turn", fail)
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            JobWorker(queue).run()
+        except NotRunning as error:
+            errors.append(error)
+
+    running = threading.Thread(target=run, daemon=True)
+    running.start()
+    running.join(30)
+    assert "the queue's loop has failed" in str(errors[0])
+    wait_for(lambda: nodes(jobs) == 0, "it has left the cluster")
