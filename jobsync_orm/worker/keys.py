@@ -156,6 +156,8 @@ class Keys:
                 key.follows = None
                 asked.append(key.name)
             self._waiting[priority] -= take
+            if not self._waiting[priority]:  # there may be as many priorities as there are jobs
+                del self._waiting[priority]
             if not queue:
                 del self._lanes[type, priority]
         return asked

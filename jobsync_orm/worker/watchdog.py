@@ -16,6 +16,8 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
+from jobsync_orm.queue.backoff import Backoff
+
 if TYPE_CHECKING:
     from jobsync_orm.worker.attempts import Attempt, Executor
 
@@ -84,6 +86,15 @@ class Watchdog:
             if attempt not in ended:  # a task has a while to give way
                 job = attempt.job
                 logger.warning("job %d (%s) has taken more than %g s: ending it", job.id, job.type, job.timeout)
-                executor.give_up(attempt, "timeout")
+                self._give_up(executor, attempt)
         self._ended[executor] = late
         return soonest
+
+    def _give_up(self, executor: Executor, attempt: Attempt) -> None:
+        if isinstance(attempt.handler.backoff, Backoff):
+            executor.give_up(attempt, "timeout")
+            return
+        # The application's function is asked when to try again, and the timeouts of others do not wait for it.
+        threading.Thread(
+            target=executor.give_up, args=(attempt, "timeout"), name="jobsync-timeout", daemon=True
+        ).start()

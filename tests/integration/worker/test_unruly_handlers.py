@@ -63,6 +63,28 @@ def test_a_backoff_that_ends_the_interpreter_ends_neither_a_thread_nor_the_watch
         go.set()
 
 
+def test_a_backoff_that_hangs_keeps_no_other_attempt_from_its_timeout() -> None:
+    go = threading.Event()
+
+    def hang(ctx: JobContext) -> None:
+        go.wait(60)
+
+    def hang_too(failures: int, error: BaseException) -> float:
+        go.wait(60)
+        return 1
+
+    with Bench(ThreadExecutor, slots=2) as bench:
+        bench.queue.register("first", hang, backoff=hang_too)
+        bench.queue.register("second", hang)
+        try:
+            first, second = bench.submit("first", timeout=0.1), bench.submit("second", timeout=0.5)
+            assert bench.ending(second).outcome == "timeout"
+            assert first.job.id not in bench.endings
+        finally:
+            go.set()
+        assert bench.ending(first).outcome == "timeout"
+
+
 def test_an_error_that_cannot_be_told_is_a_failure(threads: Bench) -> None:
     class Untold(Exception):
         __str__ = leave

@@ -220,3 +220,12 @@ def test_a_job_that_nobody_remembers_asking_for(keys: Keys) -> None:
     keys.put_back(keys.plan({"t": 1}, 0.0))
     keys.settled(job("a"), JobState.COMPLETED, TYPES)
     assert keys.waiting(0) == 1
+
+
+def test_nothing_is_kept_of_priorities_that_came_once(keys: Keys) -> None:
+    for priority in range(50):
+        keys.seen(f"k{priority}", ("t", priority, 0))
+    keys.plan({"t": 50}, 0.0)
+    assert keys.waiting(7) == 0
+    assert not keys._waiting
+    assert not keys._lanes
