@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from jobsync_orm.coordinator.session import array
@@ -40,7 +41,20 @@ class ClaimedJob:
 
 def claimed(answer: str | None) -> list[ClaimedJob]:
     """The jobs in the answer of a statement that claims, in its order."""
-    return [ClaimedJob(*row) for row in json.loads(answer or "[]")]
+    try:
+        rows = json.loads(answer or "[]")
+    except ValueError:
+        # Enqueueing refuses it, SQL does not; the jobs that were claimed with it are not to be lost.
+        rows = json.loads(answer or "[]", parse_int=_integer)
+    return [ClaimedJob(*row) for row in rows]
+
+
+def _integer(digits: str) -> int | Decimal:
+    """A number that may have more digits than Python reads as an int."""
+    try:
+        return int(digits)
+    except ValueError:
+        return Decimal(digits)
 
 
 @dataclass(slots=True)

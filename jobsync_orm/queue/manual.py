@@ -51,7 +51,7 @@ from jobsync_orm.queue.commits import tell_at_commit
 from jobsync_orm.queue.enqueue import EnqueueCalls
 from jobsync_orm.queue.execution import error_text, traceback_text
 from jobsync_orm.queue.handlers import BACKOFF
-from jobsync_orm.queue.jobs import ClaimedJob
+from jobsync_orm.queue.jobs import ClaimedJob, claimed
 from jobsync_orm.queue.options import brief, job_type, seconds, storable
 from jobsync_orm.queue.payload import json_text
 from jobsync_orm.queue.statements import COLLIDED, QueueStatements
@@ -200,7 +200,7 @@ class ManualCalls(EnqueueCalls):
         around = False
         while True:
             answer, last = self._claim({**values, "p6": mark})
-            jobs = [ClaimedJob(*row) for row in decoded(answer)]
+            jobs = claimed(answer)
             self._key_mark = last or ""
             if jobs or not values["p5"]:
                 return jobs

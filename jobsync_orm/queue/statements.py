@@ -44,6 +44,7 @@ from jobsync_orm.autocommit import instant, micros
 from jobsync_orm.models.queue import IN_LINE
 from jobsync_orm.models.states import LIVE
 from jobsync_orm.naming import Names
+from jobsync_orm.queue.options import LONGEST_SEC
 
 __all__ = ["COLLIDED", "DEADLINE_SLACK_SEC", "SESSION", "WORKER_SILENT_SEC", "QueueStatements"]
 
@@ -93,8 +94,10 @@ class QueueStatements:
         channel = names.queue_channel
 
         # What a worker is told of a job it has claimed; see jobs.ClaimedJob.
+        # One row that somebody has written past enqueue must not stop those beside it.
+        limit = f"greatest(least(timeout, {LONGEST_SEC}), 0)"
         row = (
-            "json_build_array(id, type, priority, attempt, failures, max_retries, timeout, key, payload,"
+            f"json_build_array(id, type, priority, attempt, failures, max_retries, {limit}, key, payload,"
             f" {micros('ready_at')}, {micros('created_at')})"
         )
 
@@ -107,7 +110,7 @@ class QueueStatements:
             return (
                 f"UPDATE {job} j SET state = 'processing', attempt = attempt + 1, started_at = {NOW},"
                 f" worker = {worker}, incarnation = {incarnation},"
-                f" deadline = {NOW} + (timeout + {DEADLINE_SLACK_SEC}) * interval '1 second'"
+                f" deadline = {NOW} + ({limit} + {DEADLINE_SLACK_SEC}) * interval '1 second'"
                 f" WHERE j.ctid = ANY (ARRAY(SELECT ctid FROM {source})) RETURNING j.*"
             )
 
@@ -202,7 +205,7 @@ class QueueStatements:
                         FOR UPDATE SKIP LOCKED) AS in_line) j
                 LIMIT $2::int),
             taken AS ({take("picked", "$3::text", "NULL")})
-            SELECT ({collected("taken")}), (SELECT max(key) FROM line HAVING count(*) = {KEYS_AT_ONCE})"""
+            SELECT ({collected("taken")})::text, (SELECT max(key) FROM line HAVING count(*) = {KEYS_AT_ONCE})"""
 
         # -- jobs with a key -------------------------------------------------------------------------------------
         # All three begin with: $1 node, $2 its incarnation, $3 types it handles and may take, $4 whether keys are tied

@@ -68,6 +68,14 @@ def test_a_key_may_be_an_empty_text(queue: JobQueue, store: Engine) -> None:
     assert taken(queue) == [ids[0], ids[2]]
 
 
+def test_rows_that_enqueue_would_refuse_hold_up_none_of_the_others(queue: JobQueue, store: Engine) -> None:
+    ids = put(store), put(store, payload='{"i": 1e5000}'), put(store, timeout=float("inf")), put(store)
+    jobs = queue.dequeue("t", "me", 10)
+    assert [[job.id] for job in jobs] == list(ids)
+    assert jobs[1].payload == {"i": 10**5000}
+    assert jobs[2].timeout < float("inf")
+
+
 def test_all_at_once_come_in_that_order(queue: JobQueue, store: Engine) -> None:
     late, soon = put(store, count=2), put(store, count=2, priority=10)
     assert taken(queue, limit=3) == [*soon, late[0]]

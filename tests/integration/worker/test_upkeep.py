@@ -206,3 +206,19 @@ def test_notifications_of_strangers_stop_nothing(
     jobs.add("t")
     jobs.wait(completed=1)
     assert not [record for record in caplog.records if "trying again" in record.getMessage()]
+
+
+def test_rows_that_enqueue_would_refuse_hold_up_none_of_the_others(
+    queue: JobQueue, start_worker: Start, jobs: Jobs
+) -> None:
+    given: list[Any] = []
+    queue.register("t", lambda ctx, **payload: given.append(payload["i"]))
+    jobs.add("t", 3)
+    jobs.sql("INSERT INTO sync_job (type, payload) VALUES ('t', '{\"i\": 1e5000}')")
+    jobs.sql("INSERT INTO sync_job (type, payload, key, token_id) VALUES ('t', '{\"i\": 1e5000}', 'k', 1)")
+    for timeout in ("Infinity", "NaN", "1e300"):
+        jobs.sql("INSERT INTO sync_job (type, payload, timeout) VALUES ('t', '{\"i\": 4}', %s)", timeout)
+    jobs.add("t", 3)
+    start_worker()
+    jobs.wait(completed=11)
+    assert sorted(given) == [1, 1, 2, 2, 3, 3, 4, 4, 4, 10**5000, 10**5000]
