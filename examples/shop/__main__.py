@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -97,14 +98,22 @@ def play(
         types = {"process_payment": "paid", "make_pictures": "pictures", "send_mail": "mailed"}
         count = text("SELECT type, count(*), count(*) FILTER (WHERE state = 'completed') FROM sync_job GROUP BY type")
 
-        def finished() -> bool:
+        told_at = began
+
+        def finished() -> int | bool:
+            nonlocal told_at
             done = 0
             for type_, placed, completed in connection.execute(count):
                 progress.update(bars["placed"], completed=placed)
                 progress.update(bars[types[type_]], completed=completed)
                 done += completed
             progress.update(bars["kills"], completed=director.kills)
-            return done == 3 * orders
+            if not console.is_terminal and time.monotonic() - told_at > 10:
+                told_at = time.monotonic()
+                console.print(f"{done:,} of {3 * orders:,} jobs done, {director.kills} workers killed")
+            if failed := connection.scalar(text("SELECT count(*) FROM sync_job WHERE state = 'failed'")):
+                raise RuntimeError(f"{failed} jobs have failed for good")
+            return done == 3 * orders or done
 
         def busy() -> list[str]:
             return list(connection.scalars(text("SELECT DISTINCT worker FROM sync_job WHERE state = 'processing'")))
@@ -120,6 +129,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, metavar="N", help="kill so many workers at most; 0: none")
     parser.add_argument("--url", help="use this PostgreSQL server (a database of its own is made in it)")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is ended
     sys.exit(0 if run(arguments.orders, arguments.kill_every, arguments.kills, arguments.url, Console()) else 1)
 
 

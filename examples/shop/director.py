@@ -62,7 +62,7 @@ class Director:
 
     def run(
         self,
-        finished: Callable[[], bool],
+        finished: Callable[[], int | bool],
         busy: Callable[[], list[str]],
         kill_every: float,
         kills: int | None,
@@ -70,10 +70,12 @@ class Director:
     ) -> None:
         """Until ``finished``, with a kill every ``kill_every`` seconds of a worker in the middle of a job.
 
+        A kill waits until something has been done since the last one.
+
         Parameters
         ----------
         finished : callable
-            Whether all is done.
+            True when all is done, until then how much is.
         busy : callable
             Names of the workers that are running a job.
         kill_every, patience : float
@@ -89,7 +91,8 @@ class Director:
             A web server has failed, or a worker ended that nobody killed.
         """
         began = killed = time.monotonic()
-        while not finished():
+        done_then = 0
+        while (done := finished()) is not True:
             now = time.monotonic()
             if now - began > patience:
                 raise TimeoutError(f"not finished within {patience:.0f} s; see {self._log}")
@@ -98,8 +101,9 @@ class Director:
             if ended := [name for name, process in self.workers.items() if process.poll() is not None]:
                 raise RuntimeError(f"{ended[0]} has ended by itself; see {self._log}")
             enough = kills is not None and self.kills >= kills
-            if not enough and now - killed > kill_every and (names := busy()):
-                killed = now
+            # On a slow machine a worker may need longer to start than the next kill takes to come.
+            if not enough and done > done_then and now - killed > kill_every and (names := busy()):
+                killed, done_then = now, done
                 self.kill(random.choice(names))
             time.sleep(0.2)
 

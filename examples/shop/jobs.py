@@ -38,13 +38,14 @@ def process_payment(ctx: JobContext, order_id: int) -> dict[str, Any]:
     return {"receipt": receipt}
 
 
-@queue.handler("make_pictures", kind="process", timeout=60)
+# Workers are killed on purpose here, and each kill counts against the jobs in hand.
+@queue.handler("make_pictures", kind="process", max_retries=20, timeout=60)
 def make_pictures(ctx: JobContext, order_id: int, product: int) -> dict[str, Any]:
     """Resize the product's photo: CPU work, so in a process of its own, which is killed if it takes too long."""
     return photos.resize(settings.FOLDER, product, order_id)
 
 
-@queue.handler("send_mail", timeout=30, backoff=Backoff(base=0.2, factor=2, maximum=2))
+@queue.handler("send_mail", max_retries=20, timeout=30, backoff=Backoff(base=0.2, factor=2, maximum=2))
 def send_mail(ctx: JobContext, order_id: int, email: str) -> None:
     """Tell the customer.
 

@@ -50,7 +50,9 @@ class QueueCore:
         if (config is None) == (engine is None):
             raise ConfigurationError("JobQueue needs either a CoordinationConfig or engine=..., to know its database")
         if config is not None and not isinstance(config, CoordinationConfig):
-            raise ConfigurationError(f"JobQueue needs a CoordinationConfig, not {type(config).__name__}")
+            raise ConfigurationError(
+                f"JobQueue needs a CoordinationConfig, not {type(config).__name__}: an engine is given as engine=..."
+            )
         if not isinstance(max_payload_bytes, int) or max_payload_bytes < 1:
             raise ConfigurationError(f"max_payload_bytes={max_payload_bytes!r} must be a whole number, at least 1")
         if not isinstance(ageing_sec, int | float) or not 0 < ageing_sec <= LONGEST_SEC:

@@ -442,6 +442,7 @@ class Pump:
                 self.look_again(attempt.job.type, attempt.job.priority)
             elif outcome in (AttemptOutcome.FAILED, AttemptOutcome.TIMEOUT, AttemptOutcome.DISCARDED):
                 counters.failed += 1
+                _tell_failed(attempt.job, ending)
             elif outcome is AttemptOutcome.DIED:
                 counters.lost += 1
             if ending.delay is not None and self.delayed is not None:
@@ -764,6 +765,14 @@ class Pump:
                 farewell(self._session)
         except (SessionLost, StatementFailed) as error:
             logger.warning("%s: %s while stopping", self.node_name, error)
+
+
+def _tell_failed(job: ClaimedJob, ending: Ending) -> None:
+    what = f"job {job.id} ({job.type}), attempt {job.attempt}: {ending.error}"
+    if ending.state is JobState.FAILED:
+        logger.error("%s; it has failed for good%s", what, f"\n{ending.traceback}" if ending.traceback else "")
+    else:
+        logger.warning("%s; again in %.3g s", what, ending.delay or 0)
 
 
 def _no_look(at: float) -> None:
