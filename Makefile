@@ -25,7 +25,7 @@ shop: $(VENV)/.ready ## An online shop: 10,000 orders, workers killed on the way
 	cd examples && ../$(RUN)/python -m shop $(if $(ORDERS),--orders $(ORDERS))
 
 test: $(VENV)/.ready ## Run the tests on a real PostgreSQL (an embedded one, or JOBSYNC_TEST_URL)
-	$(RUN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+	$(RUN)/python -m pytest -n 3 --dist worksteal
 
 # Seconds of faults, and the seed that decides them (a new one each time if it is not given; it is printed).
 DURATION ?= 60

@@ -36,7 +36,7 @@ from __future__ import annotations
 
 from jobsync_orm.naming import Names
 
-__all__ = ["HEAVY_SEC", "LEAP", "PARK", "Statements"]
+__all__ = ["HEAVY_SEC", "LEAP", "PARK", "Statements", "lock_held"]
 
 # Seconds to wait for a statement that may touch every token.
 HEAVY_SEC = 30.0
@@ -49,6 +49,21 @@ PARK = ""
 LEAP = 1_000_000
 
 
+def lock_key(names: Names, name: str) -> str:
+    """SQL of the key of the advisory lock of the node whose name the SQL expression ``name`` gives."""
+    return f"pg_catalog.hashtextextended({name}, {names.advisory_key('node')})"
+
+
+def lock_held(names: Names, name: str, pid: str) -> str:
+    """SQL that says whether backend ``pid`` (``l.pid``: any) holds the advisory lock of node ``name``."""
+    return (
+        "EXISTS (SELECT 1 FROM pg_catalog.pg_locks l WHERE l.locktype = 'advisory' AND l.granted"
+        " AND l.objsubid = 1 AND l.database = (SELECT oid FROM pg_catalog.pg_database"
+        " WHERE datname = pg_catalog.current_database())"
+        f" AND ((l.classid::bigint << 32) | l.objid::bigint) = {lock_key(names, name)} AND l.pid = {pid})"
+    )
+
+
 class Statements:
     """The statements of one cluster, as text with ``$n`` parameters."""
 
@@ -57,20 +72,13 @@ class Statements:
         lock, claim, rebalance = names.sql("lock"), names.sql("claim"), names.sql("rebalance")
         sequence = names.sql("node_ordinal_seq").replace("'", "''")
         fences = names.sql("claim_fence_seq").replace("'", "''")
-        seed = names.advisory_key("node")
         channel = f"'{names.cluster_channel}'"
 
         def key(name: str) -> str:
-            return f"pg_catalog.hashtextextended({name}, {seed})"
+            return lock_key(names, name)
 
         def held(name: str, pid: str) -> str:
-            """Whether backend ``pid`` holds the advisory lock of node ``name``."""
-            return (
-                "EXISTS (SELECT 1 FROM pg_catalog.pg_locks l WHERE l.locktype = 'advisory' AND l.granted"
-                " AND l.objsubid = 1 AND l.database = (SELECT oid FROM pg_catalog.pg_database"
-                " WHERE datname = pg_catalog.current_database())"
-                f" AND ((l.classid::bigint << 32) | l.objid::bigint) = {key(name)} AND l.pid = {pid})"
-            )
+            return lock_held(names, name, pid)
 
         # The last column only shows that the tables are of a revision that has it.
         self.cluster = f"SELECT total_tokens, hash_function, protocol_version, rest_until FROM {cluster}"
@@ -121,7 +129,6 @@ class Statements:
 
         # -- the advisory lock that tells a crash at once ------------------------------------------------------
         self.lock_node = f"SELECT pg_catalog.pg_try_advisory_lock({key('$1::text')})"
-        self.any_session_holds = f"SELECT {held('$1::text', 'l.pid')}"
         self.drop_old_session = f"SELECT pg_catalog.pg_terminate_backend($2::int) WHERE {held('$1::text', '$2::int')}"
 
         # -- membership -----------------------------------------------------------------------------------------

@@ -20,9 +20,15 @@ from jobsync_orm.exceptions import ConfigurationError, NotRunning
 from jobsync_orm.hashing import hasher
 from jobsync_orm.naming import Names
 
-__all__ = ["Life"]
+__all__ = ["Life", "check_node_name"]
 
 logger = logging.getLogger("jobsync_orm")
+
+
+def check_node_name(node_name: Any) -> None:
+    """Raise ConfigurationError if no node may have this name."""
+    if not isinstance(node_name, str) or not 0 < len(node_name) <= 200 or "\0" in node_name:
+        raise ConfigurationError(f"node_name {node_name!r} must be text of 1 to 200 characters without NUL")
 
 
 class Life:
@@ -40,8 +46,7 @@ class Life:
         on_rebalance: Callable[..., object] | None = None,
         on_revoke: Callable[..., object] | None = None,
     ) -> None:
-        if not isinstance(node_name, str) or not 0 < len(node_name) <= 200 or "\0" in node_name:
-            raise ConfigurationError(f"node_name {node_name!r} must be text of 1 to 200 characters without NUL")
+        check_node_name(node_name)
         if isinstance(date, datetime.datetime):
             date = date.date()
         elif date is not None and not isinstance(date, datetime.date):

@@ -13,7 +13,7 @@ from typing import Self
 
 from jobsync_orm.config import CoordinationConfig
 from jobsync_orm.coordinator.session import Session, SessionLost
-from jobsync_orm.coordinator.statements import Statements
+from jobsync_orm.coordinator.statements import lock_held
 
 __all__ = ["FreeName"]
 
@@ -34,7 +34,7 @@ class FreeName:
 
     def __init__(self, config: CoordinationConfig) -> None:
         self._names = config.names
-        self._locks = Statements(config.names)
+        self._held = f"SELECT {lock_held(config.names, '$1::text', 'l.pid')}"
         self._fd, self._write = os.pipe()
         self._session = Session(config.connection_pool(), self._fd, lambda at: None, 1.0, "")
         self._taken: set[str] = set()
@@ -75,5 +75,5 @@ class FreeName:
         if mine != "t":
             return False
         # A node holds its lock for as long as it lives. Looked at, not taken: it may just be about to take it again.
-        ((held,),) = self._session.execute(self._locks.any_session_holds, name, timeout=ANSWER_SEC)
+        ((held,),) = self._session.execute(self._held, name, timeout=ANSWER_SEC)
         return held != "t"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 from jobsync_orm.coordinator.session import SessionLost
 from jobsync_orm.exceptions import ConfigurationError, NodeNameInUse, NotRunning
 from jobsync_orm.job import Job
+from jobsync_orm.job.life import check_node_name
 from jobsync_orm.worker.event_loop import EventLoopExecutor
 from jobsync_orm.worker.health import WorkerHealth, examine
 from jobsync_orm.worker.keyed import Keyed
@@ -115,6 +116,8 @@ class JobWorker:
         _check_seconds("grace_sec", grace_sec, 0)
         if job is not None and node_name is not None:
             raise ConfigurationError("give job or node_name, not both: the job has a name")
+        if node_name is not None:
+            check_node_name(node_name)
         if isinstance(types, str):
             raise ConfigurationError(f"types={types!r} must be a list of types, not one text")
         self.queue = queue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -56,9 +57,8 @@ def test_what_is_stored_is_read(job: Job, own_engine: Engine, engine: Engine) ->
 @given(JSON.filter(lambda position: position is not None))
 def test_a_position_comes_back_equal_and_of_the_same_type(job: Job, position: Any) -> None:
     job.checkpoint("t", position)
-    assert json.dumps(job.last_checkpoint("t"), sort_keys=True) == json.dumps(position, sort_keys=True).replace(
-        "-0.0", "0.0"
-    )
+    stored = re.sub(r"-0\.0(?!\d)", "0.0", json.dumps(position, sort_keys=True))  # JSON has one zero
+    assert json.dumps(job.last_checkpoint("t"), sort_keys=True) == stored
 
 
 def test_what_cannot_be_stored_is_not_sent(job: Job, own_engine: Engine) -> None:
