@@ -74,6 +74,7 @@ class ThreadExecutor:
         self._slots = [_Slot() for _ in range(slots)]
         self._abandoned: set[_Slot] = set()
         self._stopping = False
+        self._starting = threading.Lock()
 
     def start(self) -> None:
         """Start the threads."""
@@ -134,13 +135,14 @@ class ThreadExecutor:
 
     def look(self, now: float) -> None:
         """Start the threads that are missing: one that was abandoned had no other yet."""
-        for number, slot in enumerate(self._slots):
-            if slot.thread is None and not self._stopping:
-                try:
-                    self._start(number, slot)
-                except RuntimeError as error:  # the system has no more of them, for now
-                    logger.warning("%s: %s; trying again", self._name, error)
-                    return
+        with self._starting:  # two threads of one slot would hide each other's attempt
+            for number, slot in enumerate(self._slots):
+                if slot.thread is None and not self._stopping:
+                    try:
+                        self._start(number, slot)
+                    except RuntimeError as error:  # the system has no more of them, for now
+                        logger.warning("%s: %s; trying again", self._name, error)
+                        return
 
     @property
     def abandoned(self) -> int:
