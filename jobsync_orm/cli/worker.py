@@ -46,7 +46,7 @@ def worker(
         str | None, typer.Option(help="Name of this worker; the first free HOST-1, HOST-2, ... if not given.")
     ] = None,
     grace: Annotated[
-        float, typer.Option(help="Seconds that SIGTERM waits for running jobs; the others are given back.")
+        float, typer.Option(help="Seconds that stopping takes at most; what still runs 2 s before is given back.")
     ] = 30,
     app_dir: Annotated[Path, typer.Option(help="Folder from which MODULE is imported.")] = Path(),
     log_level: Annotated[

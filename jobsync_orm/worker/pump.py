@@ -30,6 +30,7 @@ from jobsync_orm.queue.jobs import ClaimedJob, Ending, claimed
 from jobsync_orm.queue.statements import SESSION
 from jobsync_orm.queue.waker import lanes_of
 from jobsync_orm.worker.attempts import Attempt, Executor
+from jobsync_orm.worker.connecting import open_in_time
 from jobsync_orm.worker.finishing import Finishing
 from jobsync_orm.worker.keyed import Keyed
 from jobsync_orm.worker.lanes import Lanes
@@ -76,11 +77,12 @@ MOST_CHARACTERS = 8_000_000
 # statement for a while after its client has left.
 ADOPT_SEC = (0.0, 1.0, 5.0, ANSWER_SEC, 30.0)
 
-# Longest that a worker that stops tries to reach a database that does not answer, to write down its last attempts.
-LEAVE_SEC = 5.0
+# Of its grace, a worker that stops keeps so much for giving back what has not ended and writing everything down, but no
+# more than this share. With a grace that is short it takes a second for that in any case.
+LEAVE_SEC, LEAVE_SHARE, LEAVE_LEAST_SEC = 2.0, 0.25, 1.0
 
-# A statement that has not been answered this long after a worker was to have stopped is not waited for.
-HANGING_SEC = 0.5
+# What its node has of that, to leave the cluster.
+NODE_SEC = 0.3
 
 
 class Duty(Protocol):
@@ -186,9 +188,11 @@ class Pump:
         self._claim_most = batch
         self._not_before: dict[Any, float] = {}
         self._claim_not_before = 0.0
+        self._unreachable = False  # and a thread that is left behind has the session
         self._draining = threading.Event()
         self._drain_until = math.inf
-        self._away_since = math.inf
+        self.end_by = math.inf
+        """When a worker that stops is to have left, its node included; ``time.monotonic()``."""
         self.left_in_order = False
         """Whether the database was there to the end."""
         self._ended = threading.Event()
@@ -207,15 +211,19 @@ class Pump:
 
     def close(self) -> None:
         """Let go of what there is, of a loop that has ended, or has not begun."""
-        for executor in self.executors.values():
-            executor.stop(0)
+        self._end_executors(time.monotonic() + min(LEAVE_LEAST_SEC, max(0.0, self.end_by - time.monotonic())))
         if self._thread.ident is None:
             self._waker.close()
 
     def drain(self, grace_sec: float) -> None:
-        """Claim nothing more; end when all attempts are over, or after ``grace_sec``. A second call may shorten it."""
-        self._drain_until = min(self._drain_until, time.monotonic() + grace_sec)
-        self._hang_until(self._drain_until + HANGING_SEC)
+        """Claim nothing more; end when all attempts are over, and in any case within ``grace_sec`` seconds, or one
+        second where that is more. A second call may shorten it."""
+        now = time.monotonic()
+        wait_sec = grace_sec - min(LEAVE_SEC, LEAVE_SHARE * grace_sec)
+        self._drain_until = min(self._drain_until, now + wait_sec)
+        self.end_by = min(self.end_by, now + max(grace_sec, wait_sec + LEAVE_LEAST_SEC))
+        # A statement that hangs leaves time for another try.
+        self._hang_until(self._drain_until + (self.end_by - self._drain_until) / 4)
         self._draining.set()
         self.wake()
 
@@ -317,17 +325,15 @@ class Pump:
         try:
             while not self._is_done():
                 try:
-                    if not self._session.is_open:
-                        self._connect()
+                    if not self._session.is_open and not self._connect():
+                        break
                     self._turn()
                     self.turned_at = time.monotonic()
-                    self._away_since = math.inf
                     backoff = RECONNECT_FIRST_SEC
                     continue
                 except SessionLost as lost:
                     self._session.close()
                     self.failure = str(lost)
-                    self._away_since = min(self._away_since, time.monotonic())
                     logger.warning("%s: the queue's connection: %s; reconnecting", self.node_name, lost)
                 except StatementFailed as failed:
                     self.failure = str(failed)
@@ -345,12 +351,16 @@ class Pump:
         except BaseException:
             logger.exception("%s: the queue's loop has failed", self.node_name)
         finally:
-            self._session.close()
+            if not self._unreachable:
+                self._session.close()
             self._waker.close()
             self._ended.set()
 
-    def _connect(self) -> None:
-        self._session.open()
+    def _connect(self) -> bool:
+        """False if the database was not there in time, and is not to be waited for any longer."""
+        self._unreachable = not open_in_time(self._session)
+        if self._unreachable:
+            return False
         self.counters.reconnects += 1
         # What happened meanwhile, nobody has told.
         self._survey_at = self._survey_not_before = 0.0
@@ -359,6 +369,7 @@ class Pump:
         self._adopt_at = [now + sec for sec in ADOPT_SEC]
         for duty in self.duties:
             duty.woken({""})
+        return True
 
     def _turn(self) -> None:
         session = self._session
@@ -717,29 +728,24 @@ class Pump:
     def _leave(self) -> None:
         """Give back what has not ended, and write everything down."""
         self._give_back_unbegun()
+        until = self.end_by - NODE_SEC
         # What can be ended is ended before its job is given to others; threads are told.
-        for executor in self.executors.values():
-            try:
-                executor.stop(0)
-            except Exception:
-                # What has ended is written down in any case.
-                logger.exception("%s: an executor did not stop in order", self.node_name)
+        now = time.monotonic()
+        self._end_executors(now + max(0.0, until - now) / 2)
         self._take_reports()
         unfinished = [attempt for attempt in self.under_way.values() if not attempt.over]
         for attempt in unfinished:
             attempt.context.cancelled.set("stopping")
         self.release(unfinished)
-        until = time.monotonic() + LEAVE_SEC
         self._hang_until(until)
-        self._take_reports()
-        while time.monotonic() - self._away_since < LEAVE_SEC:  # it has been tried for long enough
+        while not self._unreachable:
             self._take_reports()
             if not len(self._finishing):
                 self._say_farewell()
                 return
             try:
-                if not self._session.is_open:
-                    self._session.open()
+                if not self._session.is_open and not self._connect():
+                    break
                 if self._finishing.due_at() <= time.monotonic():
                     self._write()
                 else:
@@ -749,6 +755,7 @@ class Pump:
                 time.sleep(RECONNECT_FIRST_SEC)
             if time.monotonic() > until:
                 break
+        self._take_reports()
         if unwritten := len(self._finishing):
             logger.warning(
                 "%s: how %d attempts ended could not be written down: they will be taken for dead, and run again",
@@ -756,15 +763,36 @@ class Pump:
                 unwritten,
             )
 
+    def _end_executors(self, until: float) -> None:
+        """All at once, and without those that take longer."""
+        ending = []
+        for executor in self.executors.values():
+            thread = threading.Thread(target=self._end_executor, args=(executor,), name="jobsync-ending", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the system has no more of them
+                self._end_executor(executor)
+            else:
+                ending.append(thread)
+        for thread in ending:
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def _end_executor(self, executor: Executor) -> None:
+        try:
+            executor.stop(0)
+        except Exception:
+            # What has ended is written down in any case.
+            logger.exception("%s: an executor did not stop in order", self.node_name)
+
     def _say_farewell(self) -> None:
         if not self._session.is_open:
             return  # others will notice
-        self.left_in_order = True
         try:
             for farewell in self.farewells:
                 farewell(self._session)
         except (SessionLost, StatementFailed) as error:
             logger.warning("%s: %s while stopping", self.node_name, error)
+        self.left_in_order = self._session.is_open
 
 
 def _tell_failed(job: ClaimedJob, ending: Ending) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import threading
 import time
@@ -21,7 +22,7 @@ from jobsync_orm.worker.health import WorkerHealth, examine
 from jobsync_orm.worker.keyed import Keyed
 from jobsync_orm.worker.names import FreeName
 from jobsync_orm.worker.processes import ProcessExecutor
-from jobsync_orm.worker.pump import LEAVE_SEC, Pump
+from jobsync_orm.worker.pump import LEAVE_LEAST_SEC, NODE_SEC, Pump
 from jobsync_orm.worker.readiness import check_tables
 from jobsync_orm.worker.signals import StopSignals
 from jobsync_orm.worker.threads import ThreadExecutor
@@ -48,9 +49,6 @@ ENTER_SEC = 120.0
 # How often a worker looks whether it is to stop, in seconds: in the main thread, and in the application's event loop.
 SIGNAL_LOOK_SEC = 1.0
 STOP_LOOK_SEC = 0.1
-
-# Longest its executors need to give up what runs.
-GIVE_UP_SEC = 2.0
 
 # Longest to wait for this node to leave its cluster where the database is away.
 GONE_SEC = 0.5
@@ -82,7 +80,9 @@ class JobWorker:
     poll_sec : float
         Seconds between looks for jobs of which no notification told.
     grace_sec : float
-        Seconds that stopping waits for what runs. What is left then is given back, and does not count as a failure.
+        Seconds that stopping takes at most, whatever the database does; one second if that is more. What runs is waited
+        for until two seconds before, or a quarter of the grace if that is less: what is left then is given back, and
+        does not count as a failure.
 
     Raises
     ------
@@ -140,6 +140,7 @@ class JobWorker:
         self._watchdog: Watchdog | None = None
         self._stopping = threading.Event()
         self._stopped = False
+        self._stop_by = math.inf  # when it is to have stopped, if it has not started by then
         self._took_job = False
         self._pid = os.getpid()
 
@@ -228,10 +229,11 @@ class JobWorker:
                 if self._stopped:
                     self._refuse_if_stopped()
             except BaseException:
+                until = time.monotonic() + LEAVE_LEAST_SEC
                 if self._pump is not None and self._pump.is_alive:
                     self._pump.drain(0)
-                    self._pump.join(GIVE_UP_SEC + LEAVE_SEC)
-                self._leave()
+                    self._pump.join(LEAVE_LEAST_SEC)
+                self._leave(until)
                 raise
         logger.info("%s runs jobs of %s", job.node_name, ", ".join(sorted(handlers)))
         return self
@@ -340,38 +342,50 @@ class JobWorker:
         Parameters
         ----------
         grace_sec : float, optional
-            Seconds to wait. None takes the worker's.
+            Seconds this takes at most, as the worker's own. None takes that.
         """
         if os.getpid() != self._pid:
             return
-        self._stop_soon()
         grace = self._grace_sec if grace_sec is None else max(0.0, grace_sec)
-        with self._lifecycle:  # a start under way gives up first
-            pump = self._pump
+        self._stop_soon(grace)
+        if not self._acquire():
+            logger.warning("%s: its start has not given up in time; going on without it", self.node_name)
+            return
+        try:
+            pump = self._pump  # a start under way has given up first
+        finally:
+            self._lifecycle.release()
         if pump is not None:
             pump.drain(grace)
             me = threading.current_thread()
             if any(executor.is_mine(me) for executor in pump.executors.values()):
                 threading.Thread(target=self.stop, args=(grace,), name="jobsync-stop", daemon=True).start()
                 return
-            until = time.monotonic() + grace + GIVE_UP_SEC + LEAVE_SEC
             # In pieces: a signal that comes just before a wait does not end it.
-            while pump.is_alive and not pump.join(SIGNAL_LOOK_SEC):
-                if time.monotonic() > until:
+            while pump.is_alive and not pump.join(min(SIGNAL_LOOK_SEC, max(0.01, pump.end_by - time.monotonic()))):
+                if time.monotonic() > pump.end_by:
                     logger.warning("%s: the queue's loop has not ended in time; going on without it", self.node_name)
                     break
         with self._lifecycle:
             if not self._stopped:
                 self._stopped = True
-                self._leave()
+                self._leave(self._stop_by if pump is None else pump.end_by)
 
-    def _leave(self) -> None:
+    def _acquire(self) -> bool:
+        """Take ``_lifecycle``, from a start that is giving up, before this worker is to have stopped."""
+        while not self._lifecycle.acquire(timeout=SIGNAL_LOOK_SEC):
+            if time.monotonic() > self._stop_by:
+                return False
+        return True
+
+    def _leave(self, until: float) -> None:
+        """Let go of everything, by this moment of ``time.monotonic()``."""
         pump, job = self._pump, self._job
         try:
             if pump is not None:
                 pump.close()
             if self._watchdog is not None:
-                self._watchdog.stop()
+                self._watchdog.stop(max(0.0, until - time.monotonic()))
         finally:
             if job is not None:
                 if self._took_job:
@@ -380,7 +394,8 @@ class JobWorker:
                 if job is not self._given:
                     leaving = threading.Thread(target=job.stop, name="jobsync-leave", daemon=True)
                     leaving.start()
-                    leaving.join(GONE_SEC if pump is not None and pump.is_away else None)
+                    left = max(NODE_SEC, until - time.monotonic())
+                    leaving.join(min(left, GONE_SEC) if pump is not None and pump.is_away else left)
 
     def run(self) -> None:
         """Start, run jobs until SIGTERM or SIGINT or :meth:`stop`, and stop.
@@ -395,7 +410,7 @@ class JobWorker:
         """
         with self._signals():
             try:
-                self._start_unless_stopped()
+                self._start_in_time()
                 while not self._stopping.wait(SIGNAL_LOOK_SEC):
                     self._check_pump()
             finally:
@@ -409,7 +424,7 @@ class JobWorker:
         """
         with self._signals():
             try:
-                await self._in_thread(self._start_unless_stopped, self._stop_soon)
+                await self._in_thread(self._start_in_time, self._stop_soon)
                 while not self._stopping.is_set():
                     self._check_pump()
                     await asyncio.sleep(STOP_LOOK_SEC)
@@ -434,17 +449,31 @@ class JobWorker:
     def _signals(self) -> StopSignals:
         return StopSignals(self._stop_soon, self._stop_now)
 
-    def _start_unless_stopped(self) -> None:
+    def _start_in_time(self) -> None:
+        """Start in another thread, which is left behind if it does not give up when this worker is to stop: nothing
+        ends a driver that connects to a server that does not answer."""
+        failures: list[BaseException] = []
+
+        def start() -> None:
+            try:
+                self.start()
+            except BaseException as error:  # noqa: BLE001  # raised below
+                failures.append(error)
+
         if self._stopping.is_set():
             return
-        try:
-            self.start()
-        except NotRunning:
-            if not self._stopping.is_set():
-                raise
+        starting = threading.Thread(target=start, name="jobsync-start", daemon=True)
+        starting.start()
+        while starting.is_alive() and time.monotonic() < self._stop_by:
+            starting.join(STOP_LOOK_SEC)
+        for failure in failures:
+            if not (isinstance(failure, NotRunning) and self._stopping.is_set()):
+                raise failure
 
-    def _stop_soon(self) -> None:
+    def _stop_soon(self, grace_sec: float | None = None) -> None:
         """Make :meth:`run` stop."""
+        grace = self._grace_sec if grace_sec is None else grace_sec
+        self._stop_by = min(self._stop_by, time.monotonic() + max(grace, LEAVE_LEAST_SEC))
         self._stopping.set()
         joining = self._joining
         if joining is not None:
@@ -452,6 +481,7 @@ class JobWorker:
 
     def _stop_now(self) -> None:
         """Do not wait for what runs."""
+        self._stop_soon(0)
         if self._pump is not None:
             self._pump.drain(0)
 

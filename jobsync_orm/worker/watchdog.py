@@ -52,11 +52,11 @@ class Watchdog:
         """Start watching."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """Stop watching."""
+    def stop(self, seconds: float = STOP_SEC) -> None:
+        """Stop watching, and wait for the end of that for so long, at most ``STOP_SEC``."""
         self._end.set()
         if self._thread.is_alive():
-            self._thread.join(STOP_SEC)
+            self._thread.join(min(seconds, STOP_SEC))
 
     def _watch(self) -> None:
         wait = 0.0

@@ -84,10 +84,18 @@ class Relay:
     def drop(self) -> None:
         self._forwarding = False
 
-    def cut(self) -> None:
-        self._refusing = True
+    def is_asked(self) -> bool:
+        """Whether somebody connects, and gets no answer."""
+        return bool(select.select([self._listener], [], [], 0)[0])
+
+    def end_all(self) -> None:
+        """End each connection."""
         for pair in list(self._pairs):
             self._end(pair)
+
+    def cut(self) -> None:
+        self._refusing = True
+        self.end_all()
 
     def heal(self) -> None:
         self._refusing = False

@@ -1,11 +1,13 @@
 """An application with a worker, run as ``python -m``: what it does is printed, one JSON text a line.
 
-``URL`` is the database, ``OPTIONS`` the worker's, ``ASYNC`` runs it in an event loop of the application's.
+``URL`` is the database, ``OPTIONS`` the worker's, ``DEFAULTS`` leaves its cluster's settings as users get them,
+``ASYNC`` runs it in an event loop of the application's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -19,7 +21,8 @@ from jobsync_orm import CoordinationConfig, JobQueue, JobWorker
 from jobsync_orm.queue import JobContext
 from tests.integration.cluster import QUICK
 
-queue = JobQueue(CoordinationConfig(url=make_url(os.environ["URL"]), **QUICK))  # type: ignore[arg-type]
+config = {} if "DEFAULTS" in os.environ else QUICK
+queue = JobQueue(CoordinationConfig(url=make_url(os.environ["URL"]), **config))  # type: ignore[arg-type]
 
 
 def say(event: str, **more: Any) -> None:
@@ -36,6 +39,15 @@ def thread(ctx: JobContext, seconds: float) -> None:
 def process(ctx: JobContext, seconds: float) -> None:
     say("process runs")
     time.sleep(seconds)
+
+
+@queue.handler("stubborn")
+async def stubborn(ctx: JobContext, seconds: float) -> None:
+    say("stubborn runs")
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0.1)
 
 
 @queue.handler("task")

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -205,23 +206,70 @@ def relay(database: URL) -> Iterator[Relay]:
     relay.close()
 
 
-@pytest.mark.parametrize(("how", "kind"), [("cut", "thread"), ("drop", "process")])
+# Its grace, a second that the end of a process may take after that, and one for a busy machine.
+GRACE_SEC, EXIT_SEC = 2.0, 4.0
+
+
+@pytest.mark.parametrize(
+    ("how", "kind"), [("cut", "thread"), ("drop", "process"), ("drop", "thread"), ("drop", "stubborn")]
+)
 def test_sigterm_ends_a_worker_whose_database_is_gone(run: Run, jobs: Jobs, relay: Relay, how: str, kind: str) -> None:
     enqueue(jobs, 60, kind)
-    application = run(relay.url, grace_sec=1)
+    application = run(relay.url, {"DEFAULTS": "1"}, grace_sec=GRACE_SEC)
     runner = application.saw(f"{kind} runs")["pid"]
     getattr(relay, how)()
+    began = time.monotonic()
     application.signal(signal.SIGTERM)
     assert application.exit_code() == 0
+    assert time.monotonic() - began < EXIT_SEC
     assert not lives(runner)
     assert "could not be written down" in "".join(application.log)
 
 
-def test_sigterm_ends_a_worker_that_waits_for_its_database(run: Run, relay: Relay) -> None:
+def test_sigterm_ends_a_worker_that_connects_to_a_database_that_is_gone(run: Run, jobs: Jobs, relay: Relay) -> None:
+    enqueue(jobs, 60, "thread")
+    application = run(relay.url, {"DEFAULTS": "1"}, grace_sec=GRACE_SEC)
+    application.saw("thread runs")
     relay.drop()
+    jobs.sql(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )
+    relay.end_all()  # its connections are at their end, and new ones get no answer
+    application.logged("the queue's connection: ")
+    began = time.monotonic()
+    application.signal(signal.SIGTERM)
+    assert application.exit_code() == 0
+    assert time.monotonic() - began < EXIT_SEC
+
+
+def test_sigterm_ends_a_worker_with_nothing_to_do_whose_database_is_gone(run: Run, relay: Relay) -> None:
+    application = run(relay.url, {"DEFAULTS": "1"}, grace_sec=GRACE_SEC)
+    application.logged("runs jobs of")
+    relay.drop()
+    began = time.monotonic()
+    application.signal(signal.SIGTERM)
+    assert application.exit_code() == 0
+    assert time.monotonic() - began < EXIT_SEC
+
+
+def test_sigterm_ends_a_worker_that_waits_for_its_database(run: Run, relay: Relay) -> None:
+    relay.cut()
     application = run(relay.url)
-    application.saw("starts")
     application.logged("waiting for the database: cannot connect")
     application.signal(signal.SIGTERM)
     assert application.exit_code() == 0
+    assert "Traceback" not in "".join(application.log)
+
+
+@pytest.mark.parametrize("mode", ["", "ASYNC"])
+def test_sigterm_ends_a_worker_whose_database_has_never_answered(run: Run, relay: Relay, mode: str) -> None:
+    relay.drop()
+    application = run(relay.url, {"DEFAULTS": "1", mode: "1"} if mode else {"DEFAULTS": "1"}, grace_sec=GRACE_SEC)
+    application.saw("starts")
+    wait_for(relay.is_asked, "it connects")
+    began = time.monotonic()
+    application.signal(signal.SIGTERM)
+    assert application.exit_code() == 0
+    assert time.monotonic() - began < EXIT_SEC
     assert "Traceback" not in "".join(application.log)
