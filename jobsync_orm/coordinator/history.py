@@ -143,6 +143,8 @@ class History:
         self._timeout = heartbeat_timeout_sec
         self._answer = answer_sec
         self._silent = False
+        self.is_told = False
+        """Whether the server has said which history it has."""
         self.known_epoch = 0  # the highest this process has ever seen, over all its lives as a node
 
     def see(self, epoch: int) -> None:
@@ -166,8 +168,11 @@ class History:
             if not self._silent:
                 self._silent = True
                 logger.debug("%s: the server does not tell its history: %s", self._name, failed)
+            self.is_told = False
             return None
-        return rows[0][0] if rows else None
+        server = rows[0][0] if rows else None
+        self.is_told = server is not None
+        return server
 
     def settle(self, session: Session) -> None:
         """See to it that the cluster belongs to the history of the server; each of several may call this."""

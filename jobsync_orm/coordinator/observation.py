@@ -5,7 +5,11 @@ node is dead only on this process's own, uninterrupted evidence:
 
 * *silent*: its ``last_heartbeat`` was seen with the same value for ``heartbeat_timeout_sec``; or
 * *freed*: the advisory lock of its session was seen held, and then free on every look for more than twice
-  ``connection_grace_sec``.
+  ``connection_grace_sec``. For a process that has just come, a heartbeat that this very server process has taken counts
+  as having seen the lock held: a node beats only while it holds it. So whoever replaces the only worker need not have
+  seen it alive. It counts until the own session breaks for the first time: after that, the others' may have broken with
+  it, and they are given the time to come back. After a restart of the server, or on another one that tells nothing of
+  its history, it does not count.
 
 Timeout and grace are those of the node in question, as its row says, so that nodes may be configured differently.
 All evidence is dropped when this node's own session breaks, or when it has not looked for a while. The eviction itself
@@ -39,6 +43,8 @@ class Seen:
     connection_grace_sec: float
     rejoin_grace_sec: float
     locked: bool | None
+    beat_here: bool | None = None
+    """Whether the server has taken its last heartbeat since it was started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +86,20 @@ class Observer:
         self._patience = patience_sec
         self._records: dict[str, _Record] = {}
         self._looked_at: float | None = None
+        self._is_new = True  # no session of this process has been lost since it first looked
 
     def reset(self) -> None:
         """Forget everything: the own session is new."""
+        self._is_new = self._is_new and self._looked_at is None
         self._records.clear()
         self._looked_at = None
 
-    def look(self, rows: Collection[Seen], sent_at: float, received_at: float) -> None:
-        """Take in one look, sent and answered at these times of this process's clock, in seconds."""
+    def look(self, rows: Collection[Seen], sent_at: float, received_at: float, known_history: bool = False) -> None:
+        """Take in one look, sent and answered at these times of this process's clock, in seconds.
+
+        ``known_history`` says whether the server is known to be the one on which the heartbeats were taken.
+        """
+        inherits = self._is_new and known_history
         if self._looked_at is not None and sent_at - self._looked_at > self._patience:
             self._records.clear()
         self._looked_at = received_at
@@ -100,12 +112,14 @@ class Observer:
                 and old.row.backend_pid == row.backend_pid
                 and old.row.state != "away"
             )
+            held = bool(row.locked) or (inherits and bool(row.beat_here) and row.state != "away")
             if old is None or not same_life:
-                records[row.name] = _Record(row, received_at, bool(row.locked), None)
+                free_since = received_at if held and row.locked is False else None
+                records[row.name] = _Record(row, received_at, held, free_since)
                 continue
             beaten = old.row.beat != row.beat
             # A look without lock information leaves what is known of the lock as it is.
-            held = old.held or bool(row.locked)
+            held = held or old.held
             free_since = old.free_since
             if row.locked or beaten:
                 free_since = None

@@ -388,7 +388,7 @@ class Coordinator:
         if beat.state is None:
             return False
         self._seen = beat.seen
-        self._observer.look(beat.seen, beat.sent_at, beat.received_at)
+        self._observer.look(beat.seen, beat.sent_at, beat.received_at, self._history.is_told)
         self._leadership.heard(beat.oldest, beat.revisions)
         self.live_nodes = beat.members
         self._lease_until = beat.sent_at + self._lease_sec

@@ -187,7 +187,9 @@ class Statements:
                 SELECT n.ordinal, json_build_array(n.name, n.incarnation, n.state, n.last_heartbeat::text,
                     extract(epoch FROM clock_timestamp() - n.last_heartbeat), n.backend_pid,
                     n.heartbeat_timeout_sec, n.connection_grace_sec, n.rejoin_grace_sec,
-                    CASE WHEN $5::bool THEN {held("n.name", "n.backend_pid")} END) AS line
+                    CASE WHEN $5::bool THEN {held("n.name", "n.backend_pid")} END,
+                    CASE WHEN $5::bool THEN n.last_heartbeat
+                        BETWEEN pg_catalog.pg_postmaster_start_time() AND clock_timestamp() END) AS line
                 FROM {node} n WHERE $4::bool OR n.name IN (SELECT name FROM oldest))
             SELECT (SELECT state FROM me), c.epoch, c.revision, c.pins_revision,
                 (SELECT json_agg(name) FROM oldest), (SELECT json_agg(line ORDER BY ordinal) FROM seen),

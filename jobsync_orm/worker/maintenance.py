@@ -21,9 +21,8 @@ That is up to the coordinator: a job is taken from a node that is no member any 
 * about two seconds if another worker runs;
 * the same and the time that a process needs to start, if the only one is started again under its name, as it is on the
   same host where nobody has given it another one;
-* ``heartbeat_timeout_sec`` (15) if the only one is replaced by one of another name, in a container with a new host
-  name, say: a node that has just come has not seen the other's lock held, and believes its heartbeat only. Run two
-  workers, or give the one a name that lasts.
+* also if the only one is replaced by one of another name, in a container with a new host name, say; but
+  ``heartbeat_timeout_sec`` (15) if the server was started again in between.
 
 A worker that hangs without having died (SIGSTOP, a lost network) is taken for dead after ``heartbeat_timeout_sec`` as
 well. While the cluster rests after a failover of the database nothing is taken from anybody: all have to join anew, and

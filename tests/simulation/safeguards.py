@@ -52,8 +52,8 @@ def _impatient(coordinator: Coordinator) -> None:
     def dead(asked_at: float, among: Any) -> Any:
         return real(asked_at + 2.0, among)
 
-    def look(rows: Any, sent_at: float, received_at: float) -> None:
-        aged([replace(row, age_sec=row.age_sec + 2.0) for row in rows], sent_at, received_at)
+    def look(rows: Any, *others: Any) -> None:
+        aged([replace(row, age_sec=row.age_sec + 2.0) for row in rows], *others)
 
     aged = observer.look
     observer.look = look  # type: ignore[method-assign]

@@ -129,6 +129,7 @@ class Store:
         self.notified: list[str] = []  # channels of the statement at hand
         self.ended: list[int] = []  # backends the statement at hand wants ended
         self.history = "1/1"  # what the server says of itself
+        self.started_at = 0.0  # the server
         self.on_token: Callable[[int, Token, Token], None] = lambda token, old, new: None
         self.on_refresh: Callable[[str, dict[int, bool]], None] = lambda incarnation, owned: None  # and still current
         self._ordinal = 0
@@ -143,6 +144,7 @@ class Store:
     def promote(self, standby: Tables) -> None:
         """The server is gone, with whatever its standby, which goes on in a history of its own, has not received."""
         self.now = standby.snapshot()
+        self.started_at = 0.0  # it has been running all the time
         self.history = f"1/{int(self.history[2:]) + 1}"
         self.shared.clear()
         self.held.clear()
@@ -326,6 +328,7 @@ class Store:
                 *(row.name, row.incarnation, row.state, _time(row.last_heartbeat), now - row.last_heartbeat),
                 *(row.backend_pid, row.timeout, row.grace, row.rejoin),
                 self._holds(row.name, row.backend_pid) if locks == "t" else None,
+                self.started_at <= row.last_heartbeat <= now if locks == "t" else None,
             ]
             for row in rows
             if everyone == "t" or row.name in oldest

@@ -82,6 +82,7 @@ class Side:
             ((state, epoch, revision, pins_revision, oldest, seen, members),) = rows
             lines = json.loads(seen or "[]") or []
             self.beats.update({line[0]: line[3] for line in lines})
+            # Not the last one, whether the server took the heartbeat: each has been started at another time.
             lines = [
                 (*line[:3], age(line[4]), self.session_of(line[5]), *map(float, line[6:9]), line[9]) for line in lines
             ]

@@ -239,6 +239,7 @@ class World:
                 self.lose_packets(node, fault.seconds)
             case "server restart":
                 self.server.stop()
+                self.store.started_at = self.store.clock()
                 self.scheduler.after(fault.seconds / 2, self.server.start)
             case "promotion":
                 self._promote(fault.seconds / 4)

@@ -147,6 +147,18 @@ def test_the_only_worker_is_killed_and_started_again(database: URL, jobs: Jobs, 
     wait_for(lambda: two.seen("start", attempt=2), "the job runs again")
 
 
+def test_the_only_worker_is_killed_and_replaced_by_one_of_another_name(database: URL, jobs: Jobs, start: Start) -> None:
+    """Which nobody has seen alive; its heartbeat alone would make it dead in five minutes."""
+    config = {"heartbeat_timeout_sec": 300}
+    one = start(database, "w1", config)
+    (job,) = jobs.add("slow")
+    wait_for(lambda: one.seen("start", attempt=1), "the job runs")
+    one.kill()
+    two = start(database, "w2", config)
+    wait_for(lambda: two.seen("start", attempt=2), "the job runs again")
+    assert jobs.sql("SELECT job_id, outcome, error FROM sync_job_attempt") == [(job, "died", "worker w1 died")]
+
+
 def test_a_worker_that_was_stopped_changes_nothing_when_it_goes_on(database: URL, jobs: Jobs, start: Start) -> None:
     workers = [start(database, node, concurrency=1) for node in ("w1", "w2")]
     ((job,),) = jobs.sql("INSERT INTO sync_job (type, payload) VALUES ('slow', '{\"seconds\": 2}') RETURNING id")

@@ -39,6 +39,60 @@ def test_lock_that_was_never_seen_held_proves_nothing(observer: Observer) -> Non
     assert not observer.suspects
 
 
+def newcomer(observer: Observer, looks: list[tuple[float, Seen]], known: bool = True) -> list[Evidence]:
+    """The same for a process that has just come; ``known`` is whether the server has said which it is."""
+    for at, row in looks:
+        observer.look([row], at, at + 0.01, known)
+    return observer.dead(looks[-1][0], ["w2"])
+
+
+ORPHANED = replace(free(), beat_here=True)
+FREED = [Evidence("w2", "life-1", "beat-1", freed=True)]
+
+
+def test_a_newcomer_takes_a_heartbeat_for_a_lock_that_was_held(observer: Observer) -> None:
+    assert newcomer(observer, [(0.0, ORPHANED), (1.1, ORPHANED)]) == []
+    assert observer.suspects
+    assert newcomer(observer, [(1.3, ORPHANED)]) == FREED
+
+
+def test_a_newcomers_first_look_may_have_been_without_locks(observer: Observer) -> None:
+    unlooked = replace(NODE, locked=None, beat_here=None)
+    assert newcomer(observer, [(0.0, unlooked), (1.0, ORPHANED), (2.1, ORPHANED)]) == []
+    assert newcomer(observer, [(2.3, ORPHANED)]) == FREED
+
+
+def test_a_newcomer_hears_who_comes_back(observer: Observer) -> None:
+    assert newcomer(observer, [(0, ORPHANED), (1, replace(ORPHANED, locked=True)), (2, ORPHANED), (3, ORPHANED)]) == []
+    beaten = replace(ORPHANED, beat="beat-2")
+    assert newcomer(observer, [(3.1, beaten), (4.2, beaten)]) == []
+
+
+@pytest.mark.parametrize(
+    ("row", "known"),
+    [
+        (replace(ORPHANED, beat_here=False), True),  # the server was started again since, and ended all sessions
+        (ORPHANED, False),  # it may be another server
+        (replace(ORPHANED, state="away"), True),
+    ],
+)
+def test_what_a_heartbeat_does_not_prove(observer: Observer, row: Seen, known: bool) -> None:
+    row = replace(row, rejoin_grace_sec=100.0)
+    assert newcomer(observer, [(0, row), (2, row), (9, row)], known) == []
+
+
+def test_who_has_lost_its_own_session_is_no_newcomer(observer: Observer) -> None:
+    observer.reset()  # nor does it cease to be one because the database was away at first
+    assert newcomer(observer, [(0, ORPHANED), (1.3, ORPHANED)]) == FREED
+    observer.reset()
+    assert newcomer(observer, [(2, ORPHANED), (9, ORPHANED)]) == []
+
+
+def test_freed_locks_may_be_no_evidence_for_a_newcomer_either() -> None:
+    observer = Observer(patience_sec=11, trust_freed_locks=False)
+    assert newcomer(observer, [(0, ORPHANED), (2, ORPHANED)]) == []
+
+
 def test_lock_taken_again_clears_the_suspicion(observer: Observer) -> None:
     assert watch(observer, [(0, NODE), (1, free()), (1.5, NODE), (2, free()), (2.9, free())]) == []
 
