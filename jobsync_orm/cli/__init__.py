@@ -19,7 +19,7 @@ def application() -> typer.Typer:
     """The whole command line."""
     import typer
 
-    from jobsync_orm.cli import db, demo, worker
+    from jobsync_orm.cli import cluster, db, demo, worker
 
     app = typer.Typer(
         help="Share one PostgreSQL table between several workers.",
@@ -27,6 +27,10 @@ def application() -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
+    app.command()(cluster.status)
+    app.command()(cluster.nodes)
+    app.command()(cluster.tokens)
+    app.command()(cluster.rebalances)
     app.add_typer(db.app, name="db")
     app.command()(demo.demo)
     app.command()(worker.worker)

@@ -2,98 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from sqlalchemy import Engine, NullPool, create_engine
-from sqlalchemy.exc import DBAPIError
 
 from jobsync_orm import migrate
+from jobsync_orm.cli.connection import Cluster, on_cluster
+from jobsync_orm.cli.output import NO
 from jobsync_orm.config import CoordinationConfig
 from jobsync_orm.coordinator.history import Operator
-from jobsync_orm.exceptions import JobsyncError
-from jobsync_orm.naming import DEFAULT_APPNAME, Names
 
 __all__ = ["app"]
 
 app = typer.Typer(help="The library's tables.", no_args_is_help=True)
 
-Url = Annotated[str, typer.Option(envvar="JOBSYNC_DATABASE_URL", help="postgresql://user:password@host:port/dbname")]
-Appname = Annotated[str | None, typer.Option(help="Prefix of each table; sync_ if not given.")]
-Schema = Annotated[str | None, typer.Option(help="Schema of the tables; if not given, search_path decides.")]
 TotalTokens = Annotated[int | None, typer.Option(help="Number of tokens; 10000 for a new cluster.")]
 HashFunction = Annotated[str | None, typer.Option(help="md5, sha256 or double_sha256, which is that of a new cluster.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 
 @app.command()
+@on_cluster
 def upgrade(
-    url: Url,
-    appname: Appname = None,
-    schema: Schema = None,
+    cluster: Cluster,
     total_tokens: TotalTokens = None,
     hash_function: HashFunction = None,
     revision: Annotated[str, typer.Option(help="Where to go.")] = "head",
 ) -> None:
     """Create the tables, or bring them to the newest revision."""
-    with _engine(url) as engine:
-        migrate.upgrade(
-            engine,
-            appname=appname,
-            schema=schema,
-            total_tokens=total_tokens,
-            hash_function=hash_function,
-            revision=revision,
-        )
-        _print_current(engine, appname, schema)
+    migrate.upgrade(
+        cluster.engine,
+        **_named(cluster),
+        total_tokens=total_tokens,
+        hash_function=hash_function,
+        revision=revision,
+    )
+    _show_current(cluster)
 
 
 @app.command()
+@on_cluster
 def downgrade(
-    url: Url,
-    appname: Appname = None,
-    schema: Schema = None,
+    cluster: Cluster,
     revision: Annotated[str, typer.Option(help="Where to go; base removes everything.")] = "base",
+    yes: Yes = False,
 ) -> None:
     """Go back to an older revision, or remove the tables. Stop every worker first."""
-    with _engine(url) as engine:
-        migrate.downgrade(engine, appname=appname, schema=schema, revision=revision)
-        _print_current(engine, appname, schema)
+    found = migrate.current(cluster.engine, **_named(cluster))
+    if found is not None:
+        what = "all tables of the cluster" if revision == "base" else f"what came after revision {revision}"
+        cluster.output.confirm(f"Remove {what}, with all that is in them?", yes)
+    migrate.downgrade(cluster.engine, **_named(cluster), revision=revision)
+    _show_current(cluster)
 
 
 @app.command()
-def current(url: Url, appname: Appname = None, schema: Schema = None) -> None:
+@on_cluster
+def current(cluster: Cluster) -> None:
     """Print the revision the tables are at."""
-    with _engine(url) as engine:
-        _print_current(engine, appname, schema)
+    _show_current(cluster)
 
 
 @app.command()
-def check(
-    url: Url,
-    appname: Appname = None,
-    schema: Schema = None,
-    total_tokens: TotalTokens = None,
-    hash_function: HashFunction = None,
-) -> None:
+@on_cluster
+def check(cluster: Cluster, total_tokens: TotalTokens = None, hash_function: HashFunction = None) -> None:
     """Print what keeps a worker from running here as this user; exit with 1 if anything does."""
-    with _engine(url) as engine:
-        problems = migrate.check(
-            engine, appname=appname, schema=schema, total_tokens=total_tokens, hash_function=hash_function
-        )
-    for problem in problems:
-        typer.echo(problem)
+    problems = migrate.check(cluster.engine, **_named(cluster), total_tokens=total_tokens, hash_function=hash_function)
+    cluster.output.show({"problems": problems}, *(problems or ["ok"]))
     if problems:
-        raise typer.Exit(1)
-    typer.echo("ok")
+        raise typer.Exit(NO)
 
 
 @app.command()
+@on_cluster
 def reform(
-    url: Url,
-    appname: Appname = None,
-    schema: Schema = None,
+    cluster: Cluster,
     rest: Annotated[
         float,
         typer.Option(
@@ -102,50 +85,31 @@ def reform(
             "workers that may still run.",
         ),
     ] = CoordinationConfig.heartbeat_timeout_sec,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Yes = False,
 ) -> None:
     """Form the cluster anew after a restore: no epoch or fencing number from before it is ever given out again.
 
     Claims and hand-overs under way end, every worker registers anew by itself, and nobody owns anything for a while.
     Rows of your tables, pins, checkpoints and the audit stay. A failover needs no command: workers notice it.
     """
-    with _engine(url) as engine:
-        operator = Operator(engine, Names(appname or DEFAULT_APPNAME, schema))
-        found, members = operator.look()
-        typer.echo(f"epoch {found.epoch}, {len(members)} nodes: {', '.join(members) or 'none'}")
-        if not yes:
-            typer.confirm("End all claims and let nobody own anything until the cluster has rested?", abort=True)
-        done = operator.reform(found, rest)
-        if done is None:
-            typer.echo("error: somebody else has formed it anew just now; nothing was changed", err=True)
-            raise typer.Exit(1)
-        typer.echo(f"formed anew at epoch {done.epoch}; nobody owns anything for {done.rest_sec:.0f} s")
-        if not done.fences_raised:
-            typer.echo("error: this role may not raise the fencing numbers of claims; see `db check`", err=True)
-            raise typer.Exit(1)
+    output = cluster.output
+    operator = Operator(cluster.engine, cluster.names)
+    found, members = operator.look()
+    output.note(f"epoch {found.epoch}, {len(members)} nodes: {', '.join(members) or 'none'}")
+    output.confirm("End all claims and let nobody own anything until the cluster has rested?", yes)
+    done = operator.reform(found, rest)
+    if done is None:
+        output.fail("somebody else has formed it anew just now; nothing was changed", "Conflict", NO)
+    output.show(done, f"formed anew at epoch {done.epoch}; nobody owns anything for {done.rest_sec:.0f} s")
+    if not done.fences_raised:
+        output.fail("this role may not raise the fencing numbers of claims; see `db check`", "Permission", NO)
 
 
-@contextmanager
-def _engine(url: str) -> Iterator[Engine]:
-    """An engine; an error about the input or from the server becomes one line and exit code 2."""
-    try:
-        # Nothing is prepared, so that it works through any pooler.
-        unprepared = {"prepare_threshold": None}
-        engine = create_engine(
-            CoordinationConfig(url=url).sqlalchemy_url(), poolclass=NullPool, connect_args=unprepared
-        )
-        try:
-            yield engine
-        finally:
-            engine.dispose()
-    except JobsyncError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from error
-    except DBAPIError as error:
-        typer.echo(f"error: {error.orig}", err=True)
-        raise typer.Exit(2) from error
+def _named(cluster: Cluster) -> dict[str, Any]:
+    return {"appname": cluster.names.appname, "schema": cluster.names.schema}
 
 
-def _print_current(engine: Engine, appname: str | None, schema: str | None) -> None:
-    revision = migrate.current(engine, appname=appname, schema=schema)
-    typer.echo(f"{revision or 'no tables'} (newest: {migrate.head()})")
+def _show_current(cluster: Cluster) -> None:
+    revision, newest = migrate.current(cluster.engine, **_named(cluster)), migrate.head()
+    found = {"revision": revision, "newest": newest}
+    cluster.output.show(found, f"{revision or 'no tables'} (newest: {newest})")

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from typing import Any
 
 import pytest
 from sqlalchemy import URL, Engine, create_engine, text
-from typer.testing import CliRunner, Result
 
 from jobsync_orm import migrate
-from jobsync_orm.cli import application
 from tests.conftest import dsn
-
-
-def run(*arguments: str, url: URL | str | None = None) -> Result:
-    environment = {"JOBSYNC_DATABASE_URL": dsn(url) if isinstance(url, URL) else url}
-    return CliRunner().invoke(application(), arguments, env=environment)
+from tests.integration.cli.commands import run
 
 
 def test_a_life_by_the_environments_url(empty_database: URL) -> None:
@@ -29,7 +24,11 @@ def test_a_life_by_the_environments_url(empty_database: URL) -> None:
     assert (made.exit_code, made.stdout) == (0, f"{migrate.head()} (newest: {migrate.head()})\n")
     fine = run("db", "check", url=empty_database)
     assert (fine.exit_code, fine.stdout) == (0, "ok\n")
-    removed = run("db", "downgrade", url=empty_database)
+    kept = run("db", "downgrade", url=empty_database)
+    assert kept.exit_code == 2
+    assert kept.stderr.startswith("error: Remove all tables of the cluster, with all that is in them? Nobody is there")
+    assert run("db", "current", url=empty_database).stdout.startswith(migrate.head())
+    removed = run("db", "downgrade", "--yes", url=empty_database)
     assert (removed.exit_code, removed.stdout) == (0, f"no tables (newest: {migrate.head()})\n")
 
 
@@ -45,7 +44,7 @@ def test_every_setting_reaches_the_cluster(empty_database: URL) -> None:
     assert other.exit_code == 1
     assert "total_tokens=12, not 13" in other.stdout
     assert run("db", "current", *cluster).stdout.startswith(migrate.head())
-    assert run("db", "downgrade", *cluster).exit_code == 0
+    assert run("db", "downgrade", *cluster, "--yes").exit_code == 0
     assert migrate.current(engine, **keywords) is None
     engine.dispose()
 
@@ -105,7 +104,23 @@ def test_an_unreachable_database_is_one_error(empty_database: URL) -> None:
 def test_without_a_url_it_says_how_to_give_one() -> None:
     done = run("db", "check")
     assert done.exit_code == 2
-    assert "JOBSYNC_DATABASE_URL" in done.stderr
+    for way in ("--url", "JOBSYNC_DATABASE_URL", "jobsync-orm.toml", "--config", "pyproject.toml"):
+        assert way in done.stderr
+
+
+def test_answers_in_json(database: URL) -> None:
+    newest = migrate.head()
+    assert json.loads(run("db", "current", "--json", url=database).stdout) == {"revision": newest, "newest": newest}
+    assert json.loads(run("db", "check", "--json", url=database).stdout) == {"problems": []}
+    refused = run("db", "check", "--json", "--appname", "A-B", url=database)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert json.loads(refused.stderr)["error"]["type"] == "ConfigurationError"
+    done = run("db", "reform", "--rest", "3", "--yes", "--json", url=database)
+    assert json.loads(done.stdout) == {
+        "epoch": 1_000_000,
+        "rest_sec": pytest.approx(3, abs=0.1),
+        "fences_raised": True,
+    }
 
 
 def test_the_version_is_printed() -> None:
@@ -126,9 +141,11 @@ def test_reform_asks_first_and_says_what_it_does(database: URL, engine: Engine) 
     arguments = ("db", "reform", "--rest", "3")
     with engine.connect() as connection:
         before = connection.execute(epoch).scalar_one()
-        refused = CliRunner().invoke(application(), arguments, input="n\n", env={"JOBSYNC_DATABASE_URL": dsn(database)})
-        assert refused.exit_code == 1
-        assert refused.stdout.startswith(f"epoch {before}, 0 nodes: none\nEnd all claims and let nobody own anything")
+        refused = run(*arguments, url=database)
+        assert refused.exit_code == 2
+        assert refused.stderr.startswith(
+            f"epoch {before}, 0 nodes: none\nerror: End all claims and let nobody own anything"
+        )
         connection.rollback()
         assert connection.execute(epoch).scalar_one() == before
     done = run(*arguments, "--yes", url=database)

@@ -1,0 +1,130 @@
+"""``jobsync-orm status|nodes|tokens|rebalances``: look at a cluster."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Annotated
+
+import typer
+
+from jobsync_orm.cli.connection import Cluster, on_cluster
+from jobsync_orm.cli.output import NO, Grid, age
+from jobsync_orm.operate import ClusterStatus, NodeStatus, Rebalance, TokenStatus
+
+__all__ = ["nodes", "rebalances", "status", "tokens"]
+
+STYLES = {"silent": "red", "cut off": "red", "joining": "yellow", "away": "dim"}
+
+
+@on_cluster
+def status(cluster: Cluster) -> None:
+    """The cluster's health in one screen; exit with 1 if anything is not as it should be."""
+    found = cluster.operations.status()
+    cluster.output.show(found, *_screen(found))
+    if not found.healthy:
+        raise typer.Exit(NO)
+
+
+@on_cluster
+def nodes(cluster: Cluster) -> None:
+    """The registered nodes, oldest first; exit with 1 if none is live."""
+    found = cluster.operations.nodes()
+    cluster.output.show(found, node_grid(found))
+    if not any(node.condition in ("live", "joining") for node in found):
+        raise typer.Exit(NO)
+
+
+@on_cluster
+def tokens(cluster: Cluster) -> None:
+    """Who has how many tokens, how many are on their way, how many nobody has; exit with 1 if nobody has some."""
+    found = cluster.operations.tokens()
+    cluster.output.show(found, *_token_parts(found))
+    if found.unowned:
+        raise typer.Exit(NO)
+
+
+@on_cluster
+def rebalances(
+    cluster: Cluster,
+    limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = 20,
+    since: Annotated[
+        datetime.datetime | None,
+        typer.Option(
+            formats=["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S%z"],
+            help="Only those from then on: a day or a moment, in local time unless it has a zone.",
+        ),
+    ] = None,
+) -> None:
+    """The latest plans that moved tokens, newest first."""
+    found = cluster.operations.rebalances(limit, None if since is None else since.astimezone())
+    cluster.output.show(found, _rebalance_grid(found))
+
+
+def _screen(found: ClusterStatus) -> list[Grid | str]:
+    tokens, last = found.tokens, found.last_rebalance
+    where = found.appname if found.schema is None else f"{found.schema}.{found.appname}"
+    parts: list[Grid | str] = [
+        f"cluster {where}: {'healthy' if found.healthy else 'NOT HEALTHY'}",
+        *(f"  ! {problem}" for problem in found.problems),
+        f"leader {found.leader or '-'}, epoch {found.epoch}, {found.hash_function} over {found.total_tokens} tokens",
+        f"tokens: {tokens.owned} owned, {tokens.draining} draining, {tokens.parked} parked, "
+        f"{tokens.unowned - tokens.parked} without owner",
+        "last rebalance: none"
+        if last is None
+        else f"last rebalance: {_ago(found, last)} ago by {last.leader}: {last.reason}, "
+        f"{last.tokens_moved} tokens, {last.nodes_before} -> {last.nodes_after} nodes",
+        "",
+        node_grid(found.nodes),
+    ]
+    return parts
+
+
+def _ago(found: ClusterStatus, last: Rebalance) -> str:
+    return age((found.at - last.triggered_at).total_seconds())
+
+
+def node_grid(found: tuple[NodeStatus, ...]) -> Grid:
+    """The nodes as a table."""
+    rows = [
+        (
+            node.name + (" *" if node.leader else ""),
+            node.condition,
+            age(node.heartbeat_age_sec),
+            age(node.lease_left_sec),
+            node.tokens.owned,
+            node.tokens.leaving,
+            node.tokens.coming,
+            node.weight,
+            f"{node.host}:{node.pid}",
+            node.version,
+        )
+        for node in found
+    ]
+    titles = ("node (* leads)", "condition", ">heartbeat", ">lease left", ">owned", ">leaving", ">coming", ">weight")
+    styles = {row: STYLES[node.condition] for row, node in enumerate(found) if node.condition in STYLES}
+    return Grid((*titles, "process", "version"), rows, "no nodes", styles)
+
+
+def _token_parts(found: TokenStatus) -> list[Grid | str]:
+    rows = [(node.node, node.owned, node.leaving, node.coming) for node in found.nodes]
+    return [
+        Grid(("node", ">owned", ">leaving", ">coming"), rows, "no nodes"),
+        f"{found.owned} of {found.total} owned, {found.draining} draining ({found.overdue} overdue), "
+        f"{found.unowned} without owner, of which {found.parked} parked by pins that match no live node",
+    ]
+
+
+def _rebalance_grid(found: list[Rebalance]) -> Grid:
+    rows = [
+        (
+            last.triggered_at.astimezone().isoformat(" ", "seconds"),
+            last.reason,
+            last.leader,
+            f"{last.nodes_before} -> {last.nodes_after}",
+            last.tokens_moved,
+            f"{last.duration_sec * 1000:.0f} ms",
+            last.epoch,
+        )
+        for last in found
+    ]
+    return Grid(("when", "reason", "leader", "nodes", ">moved", ">planned in", ">epoch"), rows, "no rebalances yet")

@@ -1,0 +1,24 @@
+"""What operators see and do: the layer below the command line, for any program that watches a cluster.
+
+Everything here works on an :class:`~sqlalchemy.Engine` and the :class:`~jobsync_orm.naming.Names` of a cluster, without
+a running :class:`~jobsync_orm.Job`, and is synchronous (from a coroutine: ``await asyncio.to_thread(...)``). Answers
+are frozen dataclasses; :func:`as_json` makes plain values of them::
+
+    from jobsync_orm.naming import Names
+    from jobsync_orm.operate import Operations, as_json
+
+    operations = Operations(engine, Names("sync_"))
+    status = operations.status()
+    print(status.healthy, [node.name for node in status.nodes], as_json(status))
+
+Reading is one statement that locks nothing, in a transaction of its own. What is written, and what it locks, stands in
+the module that writes it.
+"""
+
+from __future__ import annotations
+
+from jobsync_orm.operate.as_json import as_json
+from jobsync_orm.operate.cluster import Operations
+from jobsync_orm.operate.picture import ClusterStatus, NodeStatus, NodeTokens, Rebalance, TokenStatus
+
+__all__ = ["ClusterStatus", "NodeStatus", "NodeTokens", "Operations", "Rebalance", "TokenStatus", "as_json"]

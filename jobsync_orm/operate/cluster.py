@@ -1,0 +1,243 @@
+"""Look at a cluster from outside.
+
+A look is one statement, so that nodes, tokens and marks are those of one moment. It reads every token row, which takes
+a few milliseconds for the usual 10,000 tokens.
+
+| statement | locks | if the process stops right there |
+|---|---|---|
+| look, rebalances | nothing | nothing |
+"""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import ProgrammingError
+
+from jobsync_orm.autocommit import Autocommit
+from jobsync_orm.coordinator.admission import MISSING
+from jobsync_orm.coordinator.pinning import allowed_nodes
+from jobsync_orm.coordinator.statements import lock_held
+from jobsync_orm.exceptions import ConfigurationError, SchemaNotReady
+from jobsync_orm.naming import Names
+from jobsync_orm.operate.picture import ClusterStatus, Condition, NodeStatus, NodeTokens, Rebalance, TokenStatus
+
+__all__ = ["Operations"]
+
+REBALANCE = (
+    "triggered_at, trigger_reason, leader_node, nodes_before, nodes_after, tokens_moved,"
+    " CAST(duration_ms AS float8) / 1000, epoch"
+)
+
+
+class Operations:
+    """One cluster, for those who watch it.
+
+    Parameters
+    ----------
+    engine : Engine
+        A synchronous engine on its database.
+    names : Names
+        The cluster.
+    """
+
+    def __init__(self, engine: Engine, names: Names) -> None:
+        self.engine = engine
+        self.names = names
+        self._database = Autocommit(engine)
+        cluster, node, token = names.text("cluster"), names.text("node"), names.text("token")
+        lock, rebalance = names.text("lock"), names.text("rebalance")
+        held = lock_held(names, "n.name", "n.backend_pid").replace("::bigint", r"\:\:bigint")
+        self._look = text(f"""
+            WITH tally AS MATERIALIZED (
+                SELECT t.node, t.next_node, count(*) AS tokens,
+                    count(*) FILTER (WHERE t.drain_deadline < clock_timestamp()) AS overdue
+                FROM {token} t GROUP BY 1, 2),
+            pinned AS (
+                SELECT l.token_id, l.node_patterns FROM {lock} l JOIN {token} t ON t.token_id = l.token_id
+                WHERE (l.expires_at IS NULL OR l.expires_at > clock_timestamp())
+                    AND NOT EXISTS (SELECT 1 FROM {node} n WHERE n.name = t.node))
+            SELECT clock_timestamp(), c.total_tokens, c.hash_function, c.epoch,
+                CAST(extract(epoch FROM c.rest_until - clock_timestamp()) AS float8),
+                (SELECT json_agg(json_build_array(t.node, t.next_node, t.tokens, t.overdue)) FROM tally t),
+                (SELECT json_agg(json_build_array(p.token_id, p.node_patterns)) FROM pinned p),
+                (SELECT json_agg(json_build_object(
+                    'name', n.name, 'state', n.state, 'can_lead', n.can_lead, 'weight', n.weight, 'labels', n.labels,
+                    'host', n.host, 'pid', n.pid, 'version', n.version, 'applied_epoch', n.applied_epoch,
+                    'registered_at', n.registered_at, 'last_heartbeat', n.last_heartbeat,
+                    'age', extract(epoch FROM clock_timestamp() - n.last_heartbeat),
+                    'heartbeat_timeout_sec', n.heartbeat_timeout_sec,
+                    'connection_grace_sec', n.connection_grace_sec, 'rejoin_grace_sec', n.rejoin_grace_sec,
+                    'session_open', {held})
+                    ORDER BY n.ordinal) FROM {node} n),
+                (SELECT json_build_array({REBALANCE}) FROM {rebalance} ORDER BY id DESC LIMIT 1)
+            FROM {cluster} c""")
+        self._rebalances = text(f"""
+            SELECT {REBALANCE} FROM {rebalance}
+            WHERE CAST(:since AS timestamptz) IS NULL OR triggered_at >= CAST(:since AS timestamptz)
+            ORDER BY id DESC LIMIT :most""")
+
+    def status(self) -> ClusterStatus:
+        """The whole cluster.
+
+        Raises
+        ------
+        SchemaNotReady
+            The tables are missing, empty, or of an older revision.
+        """
+        try:
+            rows, _ = self._database.repeat(self._look, {})
+        except ProgrammingError as error:
+            if getattr(error.orig, "sqlstate", None) not in (*MISSING, "42703"):
+                raise
+            raise self._not_ready("are missing or of an older revision") from None
+        if not rows:
+            raise self._not_ready("have no cluster in them")
+        at, total, hash_function, epoch, rest, tally, pinned, found, last = rows[0]
+        resting = rest if rest is not None and rest > 0 else None
+        leader = next((n["name"] for n in found or () if n["can_lead"] and n["state"] != "away"), None)
+        members = {n["name"]: _condition(n) for n in found or ()}
+        counts = _counts(tally or (), members)
+        nodes = tuple(_node(n, members[n["name"]], leader, epoch, counts[n["name"]]) for n in found or ())
+        owned = sum(node.tokens.owned for node in nodes)
+        present = [name for name, condition in members.items() if condition != "away"]
+        allowed = allowed_nodes([(token, patterns) for token, patterns in pinned or ()], present)
+        tokens = TokenStatus(
+            total,
+            owned,
+            sum(count for *_, count, _ in tally or ()) - owned,
+            sum(1 for names in allowed.values() if not names),
+            sum(count for _, aim, count, _ in tally or () if aim is not None),
+            sum(overdue for *_, overdue in tally or ()),
+            tuple(node.tokens for node in nodes),
+        )
+        problems = _problems(nodes, tokens, leader, resting)
+        return ClusterStatus(
+            self.names.appname,
+            self.names.schema,
+            at,
+            total,
+            hash_function,
+            epoch,
+            resting,
+            leader,
+            nodes,
+            tokens,
+            None if last is None else Rebalance(datetime.datetime.fromisoformat(last[0]), *last[1:]),
+            problems,
+            not problems,
+        )
+
+    def nodes(self) -> tuple[NodeStatus, ...]:
+        """The registered nodes, oldest first. Raises as :meth:`status`."""
+        return self.status().nodes
+
+    def tokens(self) -> TokenStatus:
+        """Where the tokens are. Raises as :meth:`status`."""
+        return self.status().tokens
+
+    def rebalances(self, limit: int = 20, since: datetime.datetime | None = None) -> list[Rebalance]:
+        """The latest plans that moved tokens, newest first.
+
+        Parameters
+        ----------
+        limit : int
+            At most so many, at least 1.
+        since : datetime, optional
+            Only those triggered then or later. It must have a time zone.
+
+        Raises
+        ------
+        ConfigurationError
+            ``limit`` or ``since`` cannot be.
+        """
+        if limit < 1:
+            raise ConfigurationError(f"limit={limit!r} must be at least 1")
+        if since is not None and since.tzinfo is None:
+            raise ConfigurationError(f"since={since!r} must have a time zone")
+        rows, _ = self._database.repeat(self._rebalances, {"most": limit, "since": since})
+        return [Rebalance(*row) for row in rows]
+
+    def _not_ready(self, how: str) -> SchemaNotReady:
+        schema = "" if self.names.schema is None else f" in schema {self.names.schema!r}"
+        return SchemaNotReady(
+            f"the tables of appname {self.names.appname!r}{schema} {how}: run `jobsync-orm db upgrade`, or name the "
+            "cluster with --appname and --schema"
+        )
+
+
+def _condition(node: dict[str, Any]) -> Condition:
+    if node["state"] == "away":
+        return "away"
+    if node["age"] > node["heartbeat_timeout_sec"]:
+        return "silent"
+    if not node["session_open"]:
+        return "cut off"
+    return "joining" if node["state"] == "joining" else "live"
+
+
+def _counts(tally: Any, members: dict[str, Condition]) -> dict[str, NodeTokens]:
+    owned, leaving, coming = (dict.fromkeys(members, 0) for _ in range(3))
+    for owner, aim, count, _ in tally:
+        if owner in owned:
+            owned[owner] += count
+            leaving[owner] += count if aim is not None else 0
+        if aim in coming and aim != owner:
+            coming[aim] += count
+    return {name: NodeTokens(name, owned[name], leaving[name], coming[name]) for name in members}
+
+
+def _node(node: dict[str, Any], condition: Condition, leader: str | None, epoch: int, tokens: NodeTokens) -> NodeStatus:
+    age, timeout = float(node["age"]), float(node["heartbeat_timeout_sec"])
+    return NodeStatus(
+        node["name"],
+        condition,
+        node["name"] == leader,
+        node["can_lead"],
+        node["weight"],
+        node["labels"],
+        node["host"],
+        node["pid"],
+        node["version"],
+        datetime.datetime.fromisoformat(node["registered_at"]),
+        datetime.datetime.fromisoformat(node["last_heartbeat"]),
+        age,
+        timeout,
+        0.0 if condition == "away" else max(0.0, timeout - age),
+        float(node["connection_grace_sec"]),
+        float(node["rejoin_grace_sec"]),
+        node["session_open"],
+        max(0, epoch - node["applied_epoch"]),
+        tokens,
+    )
+
+
+def _problems(
+    nodes: tuple[NodeStatus, ...], tokens: TokenStatus, leader: str | None, resting: float | None
+) -> tuple[str, ...]:
+    found = []
+    if not any(node.condition in ("live", "joining") for node in nodes):
+        found.append("no node is live: nobody works on any token")
+    elif leader is None:
+        found.append("no live node may lead (can_lead=False everywhere): tokens of dead nodes stay where they are")
+    found += [
+        f"{node.name} is silent for {node.heartbeat_age_sec:.0f} s (process {node.pid} on {node.host})"
+        for node in nodes
+        if node.condition == "silent"
+    ]
+    found += [
+        f"{node.name} is cut off: its session has ended (process {node.pid} on {node.host})"
+        for node in nodes
+        if node.condition == "cut off"
+    ]
+    if resting is not None:
+        found.append(f"the cluster has been formed anew and rests for {resting:.0f} s: nobody owns anything until then")
+    if tokens.parked:
+        found.append(f"{tokens.parked} tokens are parked: their pins match no live node")
+    if tokens.unowned > tokens.parked:
+        found.append(f"{tokens.unowned - tokens.parked} tokens have no owner yet")
+    if tokens.overdue:
+        found.append(f"{tokens.overdue} tokens should have been handed over by now: their owner still uses them")
+    return tuple(found)

@@ -1,0 +1,193 @@
+"""What one look at a cluster shows: the answers of :class:`~jobsync_orm.operate.Operations`."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["ClusterStatus", "Condition", "NodeStatus", "NodeTokens", "Rebalance", "TokenStatus"]
+
+Condition = Literal["live", "joining", "cut off", "silent", "away"]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTokens:
+    """The tokens of one node, in numbers.
+
+    Attributes
+    ----------
+    node : str
+        Its name.
+    owned : int
+        Tokens under its name, those on their way out included.
+    leaving : int
+        Those of them that it has been asked to give up.
+    coming : int
+        Tokens of others that it is going to get.
+    """
+
+    node: str
+    owned: int
+    leaving: int
+    coming: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenStatus:
+    """Where the tokens are.
+
+    Attributes
+    ----------
+    total : int
+        Tokens of the cluster.
+    owned : int
+        Tokens under the name of a registered node.
+    unowned : int
+        The others: nobody works on them. ``parked`` and what a leader has not given out yet.
+    parked : int
+        Those of ``unowned`` whose pins match no live node. They wait until one does, or the pin ends.
+    draining : int
+        Tokens whose owner has been asked to hand them over.
+    overdue : int
+        Those of them whose time to do so has passed.
+    nodes : tuple of NodeTokens
+        For each registered node, oldest first.
+    """
+
+    total: int
+    owned: int
+    unowned: int
+    parked: int
+    draining: int
+    overdue: int
+    nodes: tuple[NodeTokens, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """A registered node.
+
+    Attributes
+    ----------
+    name : str
+    condition : str
+        ``live``; ``joining`` (no plan has taken it in yet); ``cut off`` (its session is gone: it has crashed, or
+        reconnects at this moment); ``silent`` (its heartbeat is older than ``heartbeat_timeout_sec``); ``away`` (gone,
+        and expected back within ``rejoin_grace_sec``).
+    leader : bool
+        Whether it is the oldest node that may lead.
+    can_lead : bool
+    weight : int
+        Its share relative to the others'.
+    labels : mapping of str to str
+    host, pid, version : str, int, str
+        Where it runs, and the release of this library there.
+    registered_at, last_heartbeat : datetime
+        By the database's clock.
+    heartbeat_age_sec : float
+        Seconds since the last heartbeat.
+    heartbeat_timeout_sec : float
+        Age from which it counts as dead.
+    lease_left_sec : float
+        Seconds until then, 0 if it is over. The node itself stops saying yes somewhat earlier.
+    connection_grace_sec, rejoin_grace_sec : float
+        Its settings.
+    session_open : bool
+        Whether the server still has the session in which it coordinates.
+    behind_epochs : int
+        How many epochs of the cluster it has not said to have applied: it says so with each heartbeat.
+    tokens : NodeTokens
+    """
+
+    name: str
+    condition: Condition
+    leader: bool
+    can_lead: bool
+    weight: int
+    labels: Mapping[str, str]
+    host: str
+    pid: int
+    version: str
+    registered_at: datetime.datetime
+    last_heartbeat: datetime.datetime
+    heartbeat_age_sec: float
+    heartbeat_timeout_sec: float
+    lease_left_sec: float
+    connection_grace_sec: float
+    rejoin_grace_sec: float
+    session_open: bool
+    behind_epochs: int
+    tokens: NodeTokens
+
+
+@dataclass(frozen=True, slots=True)
+class Rebalance:
+    """A plan that moved tokens.
+
+    Attributes
+    ----------
+    triggered_at : datetime
+        When the leader read what it planned for.
+    reason : str
+        ``initial``, ``new leader``, ``join``, ``leave``, ``join and leave`` or ``pins or repair``.
+    leader : str
+    nodes_before, nodes_after : int
+        Owners before, and live nodes planned for.
+    tokens_moved : int
+    duration_sec : float
+        From reading to publishing. Owners hand over afterwards.
+    epoch : int
+    """
+
+    triggered_at: datetime.datetime
+    reason: str
+    leader: str
+    nodes_before: int
+    nodes_after: int
+    tokens_moved: int
+    duration_sec: float
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStatus:
+    """The whole cluster at one moment.
+
+    Attributes
+    ----------
+    appname : str
+    schema : str or None
+    at : datetime
+        The moment, by the database's clock.
+    total_tokens : int
+    hash_function : str
+    epoch : int
+        The cluster's version.
+    resting_sec : float or None
+        Seconds for which nobody may own anything yet, because the cluster has been formed anew; None mostly.
+    leader : str or None
+    nodes : tuple of NodeStatus
+        Oldest first.
+    tokens : TokenStatus
+    last_rebalance : Rebalance or None
+    problems : tuple of str
+        What is not as it should be, a sentence each.
+    healthy : bool
+        Whether there are none.
+    """
+
+    appname: str
+    schema: str | None
+    at: datetime.datetime
+    total_tokens: int
+    hash_function: str
+    epoch: int
+    resting_sec: float | None
+    leader: str | None
+    nodes: tuple[NodeStatus, ...]
+    tokens: TokenStatus
+    last_rebalance: Rebalance | None
+    problems: tuple[str, ...]
+    healthy: bool
