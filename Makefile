@@ -22,7 +22,7 @@ demo: $(VENV)/.ready ## Three workers share a table while one is killed, one joi
 	$(RUN)/jobsync-orm demo
 
 shop: $(VENV)/.ready ## An online shop: 10,000 orders, workers killed on the way, each order paid once (ORDERS=n)
-	cd examples && ../$(RUN)/python -m shop $(if $(ORDERS),--orders $(ORDERS))
+	cd examples && $(abspath $(RUN))/python -m shop $(if $(ORDERS),--orders $(ORDERS))
 
 test: $(VENV)/.ready ## Run the tests on a real PostgreSQL (an embedded one, or JOBSYNC_TEST_URL)
 	$(RUN)/python -m pytest -n 3 --dist worksteal

@@ -118,7 +118,7 @@ def play(
         def busy() -> list[str]:
             return list(connection.scalars(text("SELECT DISTINCT worker FROM sync_job WHERE state = 'processing'")))
 
-        director.run(finished, busy, kill_every, kills, patience=1800)
+        director.run(finished, busy, kill_every, kills, patience=300)
     console.print(f"{orders:,} orders in {time.monotonic() - began:.0f} s")
 
 

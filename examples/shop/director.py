@@ -78,24 +78,28 @@ class Director:
             True when all is done, until then how much is.
         busy : callable
             Names of the workers that are running a job.
-        kill_every, patience : float
+        kill_every : float
             Seconds.
+        patience : float
+            Seconds for which nothing may get done.
         kills : int or None
             How many at most.
 
         Raises
         ------
         TimeoutError
-            ``patience`` seconds have passed.
+            Nothing has been done for ``patience`` seconds.
         RuntimeError
             A web server has failed, or a worker ended that nobody killed.
         """
-        began = killed = time.monotonic()
-        done_then = 0
+        moved = killed = time.monotonic()
+        done_last = done_then = 0
         while (done := finished()) is not True:
             now = time.monotonic()
-            if now - began > patience:
-                raise TimeoutError(f"not finished within {patience:.0f} s; see {self._log}")
+            if done > done_last:
+                moved, done_last = now, done
+            if now - moved > patience:
+                raise TimeoutError(f"no job has been done for {patience:.0f} s; see {self._log}")
             if any(process.poll() for process in self.web):
                 raise RuntimeError(f"a web server has failed; see {self._log}")
             if ended := [name for name, process in self.workers.items() if process.poll() is not None]:
