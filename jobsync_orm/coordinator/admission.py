@@ -9,7 +9,7 @@ from jobsync_orm.coordinator.session import Session, StatementFailed
 from jobsync_orm.coordinator.statements import Statements
 from jobsync_orm.exceptions import ClusterMismatch, PooledConnection, SchemaNotReady
 
-__all__ = ["MISSING", "PROTOCOL_VERSION", "Admission", "check_settings", "not_ready"]
+__all__ = ["MISSING", "PROTOCOL_VERSION", "UNDEFINED_COLUMN", "Admission", "check_settings", "not_ready"]
 
 PROTOCOL_VERSION = 1
 

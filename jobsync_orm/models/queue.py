@@ -93,6 +93,8 @@ class QueuedJobMixin:
     retry_blocks_key = required(Boolean(), server_default=text("true"))
     cancel_requested = required(Boolean(), server_default=text("false"))
     error = optional(Text())
+    max_retries_given = required(Boolean(), server_default=text("true"))
+    timeout_given = required(Boolean(), server_default=text("true"))
 
     if TYPE_CHECKING:
         attempts: Any

@@ -332,6 +332,8 @@ class _Bulk:
             "max_retries": "coalesce(CAST(g.v ->> 'max_retries' AS int), 3)",
             "timeout": "coalesce(CAST(g.v ->> 'timeout' AS float8), 3600)",
             "retry_blocks_key": "coalesce(CAST(g.v ->> 'retry_blocks_key' AS bool), true)",
+            "max_retries_given": "CAST(g.v ->> 'max_retries_given' AS bool) IS TRUE",
+            "timeout_given": "CAST(g.v ->> 'timeout_given' AS bool) IS TRUE",
             "key": "g.v ->> 'key'",
             "token_id": f"{self._names.text('token_of')}(g.v ->> 'key')",
             "idempotency_key": "g.v ->> 'idempotency_key'",

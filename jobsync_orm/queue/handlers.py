@@ -29,17 +29,18 @@ Where a handler runs is its ``kind``:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar, cast, get_args
 
+from jobsync_orm.coordinator.session import array
 from jobsync_orm.exceptions import InvalidJob, InvalidPayload, UnknownJobType
 from jobsync_orm.queue.backoff import Backoff, BackoffFunction, checked_backoff
 from jobsync_orm.queue.core import QueueCore
 from jobsync_orm.queue.options import brief, job_type, retries, seconds
 from jobsync_orm.queue.typed_payload import checked_model, dump
 
-__all__ = ["Handler", "HandlerCalls", "HandlerKind"]
+__all__ = ["Handler", "HandlerCalls", "HandlerKind", "option_arrays"]
 
 HandlerKind = Literal["thread", "process", "async"]
 
@@ -65,9 +66,9 @@ class Handler:
     kind : str
         ``"thread"``, ``"process"`` or ``"async"``.
     max_retries : int
-        How often a job may fail and be tried again; jobs get it when they are enqueued.
+        How often a job may fail and be tried again, unless the call that enqueued it says otherwise.
     timeout : float
-        Seconds an attempt may take; jobs get it when they are enqueued.
+        Seconds an attempt may take, unless the call that enqueued it says otherwise.
     backoff : callable
         Seconds to wait after a failure, given the number of failures before it and the error.
     payload : type or None
@@ -219,6 +220,16 @@ class HandlerCalls(QueueCore):
             known = ", ".join(sorted(self.handlers)) or "none; is the module imported that registers them?"
             raise UnknownJobType(f"no handler for jobs of type {brief(type)}; there are handlers for: {known}")
         return handler
+
+
+def option_arrays(handlers: Mapping[str, Handler], types: Iterable[str]) -> tuple[str, str, str]:
+    """What the handlers of ``types`` say, for a statement that claims: arrays, NULL where there is no handler."""
+    known = [handlers.get(type) for type in types]
+    return (
+        array(None if handler is None else handler.max_retries for handler in known),
+        array(None if handler is None else handler.timeout for handler in known),
+        array(None if handler is None else handler.retry_blocks_key for handler in known),
+    )
 
 
 def _name(function: Any) -> str:

@@ -38,7 +38,7 @@ from jobsync_orm.exceptions import JobConflict, UnknownJob
 from jobsync_orm.models.states import LIVE, JobState
 from jobsync_orm.naming import Names
 from jobsync_orm.queue.new_jobs import Enqueued
-from jobsync_orm.queue.one_message import TYPES, insert, is_plain
+from jobsync_orm.queue.one_message import NOT_GIVEN, TYPES, insert, is_plain
 
 __all__ = ["LIVE_KEY", "NOW", "TRIES", "Insertion", "cast_text", "unknown_jobs"]
 
@@ -105,7 +105,7 @@ class Insertion:
 
     def values(self, columns: Iterable[str]) -> tuple[dict[str, str], str]:
         """SQL of what goes into each column, from parameters named like ``columns``; and the state if not blocked."""
-        values = {
+        values = NOT_GIVEN | {
             name: f"CAST({cast_text(name)} AS {_TYPES[name]})"
             for name in columns
             if name not in ("run_at", "delay", "after")

@@ -33,13 +33,11 @@ session)`` the completion is part of the session's transaction: it and the work 
 from __future__ import annotations
 
 import asyncio
-import json
-import re
 from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import TextClause, text
+from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from jobsync_orm.autocommit import Row
@@ -51,10 +49,11 @@ from jobsync_orm.queue.commits import tell_at_commit
 from jobsync_orm.queue.enqueue import EnqueueCalls
 from jobsync_orm.queue.execution import error_text, traceback_text
 from jobsync_orm.queue.handlers import BACKOFF
-from jobsync_orm.queue.jobs import ClaimedJob, claimed
+from jobsync_orm.queue.jobs import ClaimedJob
 from jobsync_orm.queue.options import brief, job_type, seconds, storable
 from jobsync_orm.queue.payload import json_text
 from jobsync_orm.queue.statements import COLLIDED, QueueStatements
+from jobsync_orm.queue.taking import Taking, decoded, named
 from jobsync_orm.sqlstates import sqlstate
 
 if TYPE_CHECKING:
@@ -70,21 +69,6 @@ MOST_AT_ONCE = 1000
 
 # So often a statement is sent again that met another which claimed of the same key at that very moment.
 TRIES = 20
-
-
-def named(statement: str) -> TextClause:
-    """A statement of the workers', with parameters ``:p1`` and so on instead of ``$1``; quoted names stay."""
-
-    def parameter(match: re.Match[str]) -> str:
-        return match[0] if match[1] is None else f":p{match[1]}"
-
-    return text(re.sub(r'"[^"]*"|\$(\d+)', parameter, statement.replace(":", r"\:")))
-
-
-def decoded(answer: Any) -> list[Any]:
-    """A JSON column, which some drivers decode and others do not."""
-    rows: list[Any] = json.loads(answer) if isinstance(answer, str) else answer
-    return rows
 
 
 class ManualStatements:
@@ -128,11 +112,13 @@ class ManualStatements:
 class ManualCalls(EnqueueCalls):
     """See :class:`~jobsync_orm.JobQueue`."""
 
-    _key_mark = ""
-
     @cached_property
     def _manual(self) -> ManualStatements:
         return ManualStatements(self.names, self.statements)
+
+    @cached_property
+    def _taking(self) -> Taking:
+        return Taking(self, self._claim)
 
     def dequeue(
         self, types: str | Sequence[str], worker_id: str, limit: int = 1, *, keys: bool = True
@@ -171,17 +157,10 @@ class ManualCalls(EnqueueCalls):
             raise InvalidJob(f"limit={brief(limit)} must be a whole number from 1 to {MOST_AT_ONCE}")
         if not storable("worker_id", worker_id):
             raise InvalidJob("worker_id='' must name who takes the jobs")
-        values = {
-            "p1": array(job_type(type) for type in wanted),
-            "p2": limit,
-            "p3": worker_id,
-            "p4": self.ageing_sec,
-            "p5": bool(keys),
-        }
-        jobs = self._take(values)
+        wanted = sorted({job_type(type) for type in wanted})
+        jobs = self._taking.take(wanted, worker_id, limit, bool(keys))
         if len(jobs) < limit and self._promote():
-            values["p2"] = limit - len(jobs)
-            jobs += self._take(values)
+            jobs += self._taking.take(wanted, worker_id, limit - len(jobs), bool(keys))
         return sorted(jobs, key=lambda job: (job.ready_at - job.priority * self.ageing_sec * 1e6, job.id))
 
     async def dequeue_async(
@@ -190,28 +169,6 @@ class ManualCalls(EnqueueCalls):
         """:meth:`dequeue`, without blocking the event loop."""
         jobs: list[ClaimedJob] = await finished(asyncio.to_thread(self.dequeue, types, worker_id, limit, keys=keys))
         return jobs
-
-    def _take(self, values: dict[str, object]) -> list[ClaimedJob]:
-        """One look at all lanes, and at keys from where the last look ended until there is a job, at most once around.
-
-        There may be more keys than one statement looks at: the mark moves on, so that each has its turn.
-        """
-        start = mark = self._key_mark
-        around = False
-        while True:
-            answer, last = self._claim({**values, "p6": mark})
-            jobs = claimed(answer)
-            self._key_mark = last or ""
-            if jobs or not values["p5"]:
-                return jobs
-            if last is None:
-                if around or not start:
-                    return []
-                around, mark = True, ""
-            elif around and last >= start:
-                return []
-            else:
-                mark = last
 
     def _claim(self, values: dict[str, object]) -> Row:
         for _ in range(TRIES - 1):

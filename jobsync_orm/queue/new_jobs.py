@@ -80,6 +80,11 @@ class NewJob:
     def columns_without_payload(self, queue: QueueCore, check: bool) -> dict[str, str]:
         """What is to be stored, as text; only what is not the column's default.
 
+        What the handler registered here says is stored as a guess: the handler of the worker that takes the job decides
+        (see ``take`` in :mod:`~jobsync_orm.queue.statements`), unless ``max_retries_given`` or ``timeout_given`` is
+        among the columns. Their defaults are true, for rows written by who does not know them, so that statements
+        complete what is missing here by false.
+
         Besides names of columns: ``delay`` is seconds from now, ``run_at`` is in ISO 8601, in UTC, ``after`` is an
         array of ids.
 
@@ -108,8 +113,12 @@ class NewJob:
             columns["priority"] = _priority(self.priority)
         if max_retries is not None and max_retries != MAX_RETRIES:
             columns["max_retries"] = str(retries(max_retries))
+        if self.max_retries is not None:
+            columns["max_retries_given"] = "t"
         if timeout is not None and timeout != TIMEOUT_SEC:
             columns["timeout"] = repr(seconds("timeout", _plain(timeout), above=0))
+        if self.timeout is not None:
+            columns["timeout_given"] = "t"
         if self.key is not None:
             columns["key"] = _key("key", self.key)
         if self.idempotency_key is not None:

@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 
 from jobsync_orm.naming import Names
 
-__all__ = ["TYPES", "insert", "is_plain"]
+__all__ = ["NOT_GIVEN", "TYPES", "insert", "is_plain"]
 
 # Columns that are stored as they are given. One more, and the job is not a plain one.
 TYPES = {
@@ -29,7 +29,12 @@ TYPES = {
     "timeout": "float8",
     "retry_blocks_key": "bool",
     "key": "text",
+    "max_retries_given": "bool",
+    "timeout_given": "bool",
 }
+
+# Where the call did not say them, the worker's handler decides.
+NOT_GIVEN = {"max_retries_given": "false", "timeout_given": "false"}
 
 
 def is_plain(connection: Connection, columns: Mapping[str, str]) -> bool:
@@ -60,7 +65,7 @@ def insert(connection: Connection, names: Names, columns: Mapping[str, str]) -> 
     psycopg: Any = connection.connection.driver_connection
     pg, encoding = psycopg.pgconn, psycopg.info.encoding
     escape = Escaping(pg).escape_literal
-    values = {}
+    values = dict(NOT_GIVEN)
     for name, value in columns.items():
         literal = bytes(escape(value.encode(encoding))).decode(encoding)
         values[name] = f"CAST({literal} AS {TYPES[name]})"

@@ -186,6 +186,8 @@ class ScheduleCalls(HandlerCalls):
             max_retries=handler.max_retries if max_retries is None else max_retries,
             timeout=handler.timeout if timeout is None else timeout,
             retry_blocks_key=handler.retry_blocks_key,
+            max_retries_given=max_retries is not None,
+            timeout_given=timeout is not None,
         )
         # The job of a tick is checked as any other would be. What is kept is what is stored of it, so that nothing the
         # application does to its objects later changes a job.

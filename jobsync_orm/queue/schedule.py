@@ -36,6 +36,8 @@ class Schedule:
     max_retries: int
     timeout: float
     retry_blocks_key: bool
+    max_retries_given: bool
+    timeout_given: bool
 
     def due(self, cron: Cron, fired_until: datetime, now: datetime) -> tuple[datetime, list[datetime]] | None:
         """Up to which tick it is to be fired now, and the ticks that get a job; None if no tick has passed.

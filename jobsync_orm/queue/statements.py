@@ -95,9 +95,11 @@ class QueueStatements:
 
         # What a worker is told of a job it has claimed; see jobs.ClaimedJob.
         # One row that somebody has written past enqueue must not stop those beside it.
-        limit = f"greatest(least(timeout, {LONGEST_SEC}), 0)"
+        def limit(seconds: str) -> str:
+            return f"greatest(least({seconds}, {LONGEST_SEC}), 0)"
+
         row = (
-            f"json_build_array(id, type, priority, attempt, failures, max_retries, {limit}, key, payload,"
+            f"json_build_array(id, type, priority, attempt, failures, max_retries, {limit('timeout')}, key, payload,"
             f" {micros('ready_at')}, {micros('created_at')})"
         )
 
@@ -106,12 +108,29 @@ class QueueStatements:
             return f">= CASE {key} WHEN '' THEN '' ELSE {key} || chr(1) END"
 
         def take(source: str, worker: str, incarnation: str) -> str:
-            """UPDATE that makes the rows with a ctid in ``source`` this worker's, and returns all columns."""
+            """UPDATE that makes the rows with a tid in ``source`` this worker's, and returns all columns.
+
+            ``source`` has what the handler of each says, too (NULL: there is none here). It holds where the call that
+            enqueued the job did not say otherwise, and is written into the row: whoever has to end the attempt for this
+            worker then goes by what this worker went by.
+            """
+            retries = "CASE WHEN j.max_retries_given THEN j.max_retries ELSE coalesce(p.max_retries, j.max_retries) END"
+            seconds = "CASE WHEN j.timeout_given THEN j.timeout ELSE coalesce(p.timeout, j.timeout) END"
             return (
                 f"UPDATE {job} j SET state = 'processing', attempt = attempt + 1, started_at = {NOW},"
-                f" worker = {worker}, incarnation = {incarnation},"
-                f" deadline = {NOW} + ({limit} + {DEADLINE_SLACK_SEC}) * interval '1 second'"
-                f" WHERE j.ctid = ANY (ARRAY(SELECT ctid FROM {source})) RETURNING j.*"
+                f" worker = {worker}, incarnation = {incarnation}, max_retries = {retries}, timeout = {seconds},"
+                " retry_blocks_key = coalesce(p.blocks, j.retry_blocks_key),"
+                f" deadline = {NOW} + ({limit(seconds)} + {DEADLINE_SLACK_SEC}) * interval '1 second'"
+                f" FROM {source} p WHERE j.ctid = p.tid RETURNING j.*"
+            )
+
+        def with_options(source: str, types: str, number: int) -> str:
+            """The rows of ``source``, and what ``$number`` and the two after it say of the type of each."""
+            options = f"${number}::int[], ${number + 1}::float8[], ${number + 2}::bool[]"
+            return (
+                "(SELECT s.tid, o.max_retries, o.timeout, o.blocks"
+                f" FROM {source} s LEFT JOIN unnest({types}::text[], {options})"
+                " AS o (type, max_retries, timeout, blocks) ON o.type = s.type)"
             )
 
         def collected(source: str) -> str:
@@ -132,18 +151,20 @@ class QueueStatements:
             )
 
         # $1 types, $2 priorities, $3 marks as microseconds since 1970, $4 ids of the marks, $5 how many jobs at most:
-        # one lane each, the most urgent first. $6 how many in all, $7 node, $8 its incarnation. A mark is the last row
+        # one lane each, the most urgent first. $6 how many in all, $7 node, $8 its incarnation. $9, $10, $11: what the
+        # handler of each lane says of max_retries, timeout, and whether a retry blocks the key. A mark is the last row
         # claimed of a lane: nothing before it is looked at, so that entries which a vacuum cannot remove yet are not
         # stepped over again.
         # A node that is no member any more takes nothing.
         self.claim = f"""
             WITH lane AS (
-                SELECT l.* FROM unnest($1::text[], $2::int[], $3::bigint[], $4::bigint[], $5::int[])
-                    WITH ORDINALITY AS l (type, priority, at, id, most, n)
+                SELECT l.* FROM unnest($1::text[], $2::int[], $3::bigint[], $4::bigint[], $5::int[],
+                        $9::int[], $10::float8[], $11::bool[])
+                    WITH ORDINALITY AS l (type, priority, at, id, most, max_retries, timeout, blocks, n)
                 WHERE EXISTS (SELECT 1 FROM {node} WHERE name = $7::text AND incarnation = $8::uuid AND state <> 'away')
                 ORDER BY n),
             picked AS (
-                SELECT j.ctid FROM lane CROSS JOIN LATERAL (
+                SELECT j.ctid AS tid, lane.max_retries, lane.timeout, lane.blocks FROM lane CROSS JOIN LATERAL (
                     SELECT ctid FROM {job} j WHERE j.state = 'pending' AND j.key IS NULL
                         AND j.type = lane.type AND j.priority = lane.priority
                         AND (j.ready_at, j.id) > ({instant("lane.at")}, lane.id)
@@ -154,9 +175,10 @@ class QueueStatements:
 
         # For those who run their own loop (see manual.py): $1 types, $2 how many at most, $3 worker, $4 seconds that
         # weigh as much as a point of priority, $5 whether to look at jobs with a key too, $6 the key after which to
-        # begin. Of what is not paused: each lane, from its head, and the first in line of each key that has none under
-        # way. The most urgent first. Such an attempt is no node's: it has no incarnation, and ends by its deadline
-        # only. Returned: the jobs claimed, and the last of the keys looked at (NULL if there are no more).
+        # begin. $7, $8, $9: what the handler of each type says, as for claim, if this process knows one. Of what is not
+        # paused: each lane, from its head, and the first in line of each key that has none under way. The most urgent
+        # first. Such an attempt is no node's: it has no incarnation, and ends by its deadline only. Returned: the jobs
+        # claimed, and the last of the keys looked at (NULL if there are no more).
         unkeyed = "j.state = 'pending' AND j.key IS NULL"
 
         def first_of(type: str) -> str:
@@ -194,7 +216,7 @@ class QueueStatements:
                     SELECT 1 FROM {job} p WHERE p.key = l.key AND p.key IS NOT NULL AND p.state = 'processing')
                 ORDER BY urgency),
             picked AS (
-                SELECT j.ctid FROM source s CROSS JOIN LATERAL (
+                SELECT j.ctid AS tid, s.type FROM source s CROSS JOIN LATERAL (
                     SELECT ctid FROM (
                         SELECT ctid FROM {job} j WHERE s.id IS NULL AND {unkeyed}
                             AND j.type = s.type AND j.priority = s.priority
@@ -204,7 +226,7 @@ class QueueStatements:
                         SELECT ctid FROM {job} j WHERE j.id = s.id AND j.state = 'pending'
                         FOR UPDATE SKIP LOCKED) AS in_line) j
                 LIMIT $2::int),
-            taken AS ({take("picked", "$3::text", "NULL")})
+            taken AS ({take(with_options("picked", "$1", 7), "$3::text", "NULL")})
             SELECT ({collected("taken")})::text, (SELECT max(key) FROM line HAVING count(*) = {KEYS_AT_ONCE})"""
 
         # -- jobs with a key -------------------------------------------------------------------------------------
@@ -245,6 +267,7 @@ class QueueStatements:
         # first in line is due if it backs off, and type, priority, ready_at of the first in line]; and of the claimed
         # keys [key, type, priority, ready_at] of the next in line, if there is one. Why is 'empty', 'processing',
         # 'retrying', 'type' (it is not among $3), 'elsewhere' (another's key) or 'taken' (changed at this very moment).
+        # $6, $7, $8: what the handlers of the types $3 say, as for claim.
         #
         # The first in line is looked for without a lock and then locked itself: skipping it would take the second. The
         # range instead of "key =" and the order by both columns keep the planner to the index made for it.
@@ -264,9 +287,10 @@ class QueueStatements:
                     FROM {job} j
                     WHERE {IN_LINE} AND j.key >= w.key AND j.key <= w.key ORDER BY j.key, j.id LIMIT 1) j ON true),
             picked AS (
-                SELECT j.ctid, f.key FROM (SELECT * FROM first WHERE why IS NULL ORDER BY n) f CROSS JOIN LATERAL (
+                SELECT j.ctid AS tid, f.type FROM (SELECT * FROM first WHERE why IS NULL ORDER BY n) f
+                CROSS JOIN LATERAL (
                     SELECT ctid FROM {job} j WHERE j.ctid = f.tid AND j.state = 'pending' FOR UPDATE SKIP LOCKED) j),
-            taken AS ({take("picked", "$1::text", "$2::uuid")})
+            taken AS ({take(with_options("picked", "$3", 6), "$1::text", "$2::uuid")})
             SELECT ({collected("taken")}),
                 (SELECT coalesce(json_agg(json_build_array(key, coalesce(why, 'taken'),
                     CASE WHEN why = 'retrying' THEN extract(epoch FROM run_at - {NOW}) END, {place}) ORDER BY n), '[]')
@@ -601,9 +625,10 @@ class QueueStatements:
 
         # $1 to $5: the row as it was seen (name, type, expression, time zone, fired until), $6 until when it is fired
         # now. Jobs to insert: $7 payloads, $8 idempotency keys; $9 priority, $10 key, $11 max_retries, $12 timeout,
-        # $13 retry_blocks_key. $14 and $15: channel and payload of the notification that wakes the workers. Returned:
-        # how many rows it was, and the ids of the jobs. A job that is there already under its idempotency key is looked
-        # for first, because ON CONFLICT alone would wait for whoever is just ending it.
+        # $13 retry_blocks_key. $14 and $15: channel and payload of the notification that wakes the workers. $16 and
+        # $17: whether max_retries and timeout are the schedule's own. Returned: how many rows it was, and the ids of
+        # the jobs. A job that is there already under its idempotency key is looked for first, because ON CONFLICT alone
+        # would wait for whoever is just ending it.
         live = f"state IN ({', '.join(repr(str(state)) for state in LIVE)})"
         self.fire = f"""
             WITH seen AS (
@@ -611,10 +636,10 @@ class QueueStatements:
                     AND timezone = $4::text AND fired_until = {instant("$5::bigint")} FOR UPDATE SKIP LOCKED),
             inserted AS (
                 INSERT INTO {job} (type, payload, idempotency_key, priority, key, token_id, max_retries, timeout,
-                    retry_blocks_key)
+                    retry_blocks_key, max_retries_given, timeout_given)
                 SELECT $2::text, f.payload, f.idempotency_key, $9::int, $10::text,
                         CASE WHEN $10::text IS NOT NULL THEN {names.sql("token_of")}($10::text) END,
-                        $11::int, $12::float8, $13::bool
+                        $11::int, $12::float8, $13::bool, $16::bool, $17::bool
                     FROM seen, unnest($7::jsonb[], $8::text[]) WITH ORDINALITY AS f (payload, idempotency_key, n)
                     WHERE NOT EXISTS (SELECT 1 FROM {job} j WHERE j.type = $2::text
                         AND j.idempotency_key = f.idempotency_key AND j.{live})

@@ -9,6 +9,7 @@ from typing import Any
 from jobsync_orm.exceptions import SessionMisused
 from jobsync_orm.models.states import JobState
 from jobsync_orm.queue import CancelFlag, ClaimedJob, Enqueued, JobContext, JobQueue, NewJob
+from jobsync_orm.queue.handlers import MAX_RETRIES, TIMEOUT_SEC
 from jobsync_orm.queue.options import seconds as checked_seconds
 
 __all__ = ["FakeContext"]
@@ -26,7 +27,7 @@ class FakeContext(JobContext):
     payload : mapping, optional
         Of the job, as :attr:`payload` gives it.
     id, attempt, failures, max_retries, key, priority, timeout
-        Of the job.
+        Of the job. ``max_retries`` and ``timeout`` are the handler's if they are left out.
     session : Session or AsyncSession, optional
         What ``ctx.session`` or ``await ctx.async_session()`` gives. The test commits it, or rolls it back.
 
@@ -47,16 +48,21 @@ class FakeContext(JobContext):
         id: int = 1,
         attempt: int = 1,
         failures: int = 0,
-        max_retries: int = 3,
+        max_retries: int | None = None,
         key: str | None = None,
         priority: int = 0,
-        timeout: float = 3600.0,
+        timeout: float | None = None,
         session: Any = None,
     ) -> None:
         stored = {} if payload is None else payload
+        handler = queue.handlers.get(type)
+        if max_retries is None:
+            max_retries = MAX_RETRIES if handler is None else handler.max_retries
+        if timeout is None:
+            timeout = TIMEOUT_SEC if handler is None else handler.timeout
         job = ClaimedJob(id, type, priority, attempt, failures, max_retries, timeout, key, stored, 0, 0)
         super().__init__(queue, job, "test", CancelFlag())
-        self.is_async = type in queue.handlers and queue.handlers[type].kind == "async"
+        self.is_async = handler is not None and handler.kind == "async"
         self.enqueued: list[NewJob] = []
         self.extended: list[float] = []
         self._fake_session = session

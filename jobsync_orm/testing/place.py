@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -14,12 +13,10 @@ from sqlalchemy.orm import Session, sessionmaker
 from jobsync_orm.autocommit import Autocommit, listed
 from jobsync_orm.coordinator.session import array
 from jobsync_orm.queue import ClaimedJob, Ending, JobQueue
-from jobsync_orm.queue.jobs import claimed, settlement
-from jobsync_orm.queue.statements import DEADLINE_SLACK_SEC
+from jobsync_orm.queue.jobs import settlement
+from jobsync_orm.queue.taking import Taking, named
 
 __all__ = ["Place"]
-
-PARAMETER = re.compile(r"\$(\d+)")
 
 
 class Executes(Protocol):
@@ -41,26 +38,9 @@ class Place:
         self._queue = queue
         self._connection = connection
         self._database: Executes = connection if connection is not None else Autocommit(queue.engine)
-        job, pause = queue.names.text("job"), queue.names.text("job_pause")
-        now = "clock_timestamp()"
-
-        # No node's, so that no worker takes these jobs for those of one that has died.
-        self._claim = text(f"""
-            WITH picked AS (
-                SELECT j.ctid FROM {job} j
-                WHERE j.state = 'pending' AND j.type = ANY ({listed("types", "text")})
-                    AND NOT EXISTS (SELECT 1 FROM {pause} p WHERE p.type IN ('', j.type))
-                    AND (j.key IS NULL OR NOT EXISTS (SELECT 1 FROM {job} b WHERE b.key = j.key
-                        AND (b.state = 'processing' OR b.id < j.id AND (
-                            b.state = 'pending' OR b.state = 'retrying' AND b.retry_blocks_key))))
-                ORDER BY j.priority DESC, j.ready_at, j.id LIMIT 1 FOR UPDATE SKIP LOCKED),
-            taken AS (
-                UPDATE {job} j SET state = 'processing', attempt = attempt + 1, started_at = {now}, worker = 'drain',
-                    incarnation = NULL,
-                    deadline = {now} + (timeout + {DEADLINE_SLACK_SEC}) * interval '1 second'
-                WHERE j.ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING j.*)
-            SELECT CAST(json_agg(json_build_array(id, type, priority, attempt, failures, max_retries, timeout, key,
-                payload, 0, CAST(extract(epoch FROM created_at) * 1000000 AS bigint))) AS text) FROM taken""")
+        job, now = queue.names.text("job"), "clock_timestamp()"
+        dequeue = named(queue.statements.dequeue)
+        self._taking = Taking(queue, lambda values: next(iter(self._database.execute(dequeue, values))))
 
         self._promote = text(f"""
             UPDATE {job} SET state = 'pending', ready_at = {now} WHERE id = (
@@ -71,13 +51,12 @@ class Place:
         self._blocked = text(
             f"SELECT id FROM {job} WHERE state = 'blocked' AND type = ANY ({listed('types', 'text')}) ORDER BY id"
         )
-        self._unblock = _bound(queue.statements.unblock)
-        self._settle = _bound(queue.statements.settle)
+        self._unblock = named(queue.statements.unblock)
+        self._settle = named(queue.statements.settle)
 
     def claim(self, types: Sequence[str]) -> ClaimedJob | None:
         """Claim the next job."""
-        [(row,)] = self._database.execute(self._claim, {"types": array(types)})
-        jobs = claimed(row)
+        jobs = self._taking.take(types, "drain", 1)
         return jobs[0] if jobs else None
 
     def settle(self, ending: Ending, now: float) -> None:
@@ -114,8 +93,3 @@ class Place:
     def _execute(self, statement: TextClause, values: Sequence[object]) -> list[Any]:
         named = {f"p{number}": value for number, value in enumerate(values, 1)}
         return list(self._database.execute(statement, named))
-
-
-def _bound(sql: str) -> TextClause:
-    """A statement with ``$n`` parameters for SQLAlchemy: ``:pn``."""
-    return text(PARAMETER.sub(r"(:p\1)", sql.replace(":", r"\:")))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 from jobsync_orm.coordinator.session import Session, StatementFailed, array
+from jobsync_orm.queue.handlers import option_arrays
 from jobsync_orm.queue.jobs import claimed
 from jobsync_orm.queue.statements import COLLIDED
 from jobsync_orm.worker.key_search import ANSWER_SEC, KeySearch
@@ -15,6 +16,7 @@ from jobsync_orm.worker.keys import Keys
 
 if TYPE_CHECKING:
     from jobsync_orm.models.states import JobState
+    from jobsync_orm.queue.handlers import Handler
     from jobsync_orm.queue.jobs import ClaimedJob
     from jobsync_orm.queue.statements import QueueStatements
 
@@ -37,6 +39,8 @@ class Keyed:
         See :class:`~jobsync_orm.worker.key_search.KeySearch`.
     ageing_sec : float
         Seconds of waiting that weigh as much as one point of priority.
+    handlers : mapping
+        Type -> handler, of the types this worker runs.
     """
 
     def __init__(
@@ -48,10 +52,12 @@ class Keyed:
         tokens: Callable[[], object],
         poll_sec: float,
         ageing_sec: float,
+        handlers: Mapping[str, Handler],
     ) -> None:
         self._sql = statements.heads
         self._node_name = node_name
         self._types = types
+        self._handlers = handlers
         self.keys = Keys(ageing_sec)
         self.search = KeySearch(statements, self.keys, node_name, incarnation, types, tokens, poll_sec)
 
@@ -84,7 +90,9 @@ class Keyed:
     def _ask(
         self, session: Session, rooms: Mapping[str, int], incarnation: str, asked: list[str]
     ) -> tuple[str | None, ...]:
-        parameters = (self._node_name, incarnation, array(sorted(rooms)), True, array(asked))
+        types = sorted(rooms)
+        options = option_arrays(self._handlers, types)
+        parameters = (self._node_name, incarnation, array(types), True, array(asked), *options)
         for _ in range(TRIES - 1):
             try:
                 return session.prepared(self._sql, *parameters, timeout=ANSWER_SEC)[0]

@@ -26,6 +26,7 @@ from jobsync_orm.coordinator.session import Session, SessionLost, StatementFaile
 from jobsync_orm.coordinator.waker import Waker
 from jobsync_orm.models.states import AttemptOutcome, JobState
 from jobsync_orm.queue.context import CancelFlag, JobContext
+from jobsync_orm.queue.handlers import option_arrays
 from jobsync_orm.queue.jobs import ClaimedJob, Ending, claimed
 from jobsync_orm.queue.statements import SESSION
 from jobsync_orm.queue.waker import lanes_of
@@ -640,6 +641,7 @@ class Pump:
             most,
             self.node_name,
             incarnation,
+            *option_arrays(self.handlers, [walk.lane.type for walk in walks]),
             timeout=ANSWER_SEC,
         )
         jobs = claimed(answer)

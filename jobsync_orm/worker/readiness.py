@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from jobsync_orm.coordinator.admission import MISSING, not_ready
+from jobsync_orm.coordinator.admission import MISSING, UNDEFINED_COLUMN, not_ready
 from jobsync_orm.coordinator.session import Session, StatementFailed
 
 if TYPE_CHECKING:
@@ -35,9 +35,9 @@ def check_tables(queue: JobQueue) -> None:
     try:
         session.open()
         tables = ", ".join(names.sql(table) for table in TABLES)
-        session.execute(f"SELECT FROM {tables} LIMIT 0", timeout=ANSWER_SEC)
+        session.execute(f"SELECT max_retries_given FROM {tables} LIMIT 0", timeout=ANSWER_SEC)  # 0004's
     except StatementFailed as failed:
-        if failed.sqlstate not in MISSING:
+        if failed.sqlstate not in (*MISSING, UNDEFINED_COLUMN):
             raise
         raise not_ready(config) from None
     finally:

@@ -329,6 +329,7 @@ class JobWorker:
             lambda: view.owned if (view := job.held_view()) else b"",
             self._poll_sec,
             self.queue.ageing_sec,
+            handlers,
         )
         pump.duties.append(pump.keyed.search)
         return pump

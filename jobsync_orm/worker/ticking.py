@@ -169,6 +169,8 @@ class Ticking:
             schedule.retry_blocks_key,
             self._channel,
             json.dumps([[row.type, schedule.priority, keyed]]),
+            schedule.max_retries_given,
+            schedule.timeout_given,
             timeout=TIMEOUT_SEC,
         )
         if fired == "0":

@@ -373,3 +373,21 @@ def test_nothing_to_do_does_not_wait_for_another_upgrade(engine: Engine) -> None
         migrate.upgrade(engine)
         with pytest.raises(ClusterMismatch):
             migrate.upgrade(engine, total_tokens=5)
+
+
+def test_jobs_of_a_version_before_keep_their_own_retries_and_timeout(empty: Engine) -> None:
+    job = "INSERT INTO sync_job (type, max_retries, timeout) VALUES ('t', 0, 5)"
+    migrate.upgrade(empty, total_tokens=3, revision="0003")
+    with empty.begin() as connection:
+        connection.execute(text(job))
+        before = connection.scalar(text("SELECT pg_relation_filenode('sync_job')"))
+    migrate.upgrade(empty)
+    with empty.begin() as connection:
+        connection.execute(text(job))  # by one that goes on running
+        found = connection.execute(text("SELECT max_retries_given, timeout_given FROM sync_job")).all()
+        assert found == [(True, True)] * 2
+        assert connection.scalar(text("SELECT pg_relation_filenode('sync_job')")) == before  # nothing was rewritten
+        connection.execute(text("UPDATE sync_job SET max_retries_given = false, max_retries = 7"))
+    migrate.downgrade(empty, revision="0003")
+    with empty.connect() as connection:
+        assert connection.execute(text("SELECT max_retries, timeout FROM sync_job")).all() == [(7, 5.0)] * 2

@@ -56,7 +56,8 @@ class Claimer:
         return row
 
     def heads(self, *keys: str) -> Heads:
-        jobs, left, more = self._execute(self.sql.heads, array(keys))
+        unsaid = array(None for _ in self.types)
+        jobs, left, more = self._execute(self.sql.heads, array(keys), unsaid, unsaid, unsaid)
         rows = json.loads(left)
         return Heads(
             claimed(jobs),

@@ -165,7 +165,8 @@ def test_of_two_that_claim_different_jobs_of_a_key_one_is_refused(board: Board, 
         straggler = board.add("a", on=late)
         second = board.add("a")
         raw = psycopg.RawCursor(first)
-        raw.execute(claimer.sql.heads, [claimer.name, claimer.incarnation, claimer.types, True, ["a"]])
+        unsaid = [[None]] * 3
+        raw.execute(claimer.sql.heads, [claimer.name, claimer.incarnation, claimer.types, True, ["a"], *unsaid])
         late.commit()
         with ThreadPoolExecutor(1) as pool:
             # Sees the straggler at the head of the line, and cannot see the claim.
@@ -419,7 +420,7 @@ def test_what_it_costs_does_not_grow_with_a_hot_key(board: Board, claimer: Claim
         return walk(json.loads(rows[0][0] or "")[0]["Plan"])
 
     for _ in range(2):
-        assert rows_read(claimer.sql.heads, keys) < 200
+        assert rows_read(claimer.sql.heads, keys, "{NULL}", "{NULL}", "{NULL}") < 200
         assert rows_read(claimer.sql.lines, "", 100) < 50
         assert rows_read(claimer.sql.discover, "{0}", f"{{{BEGINNING}}}", "{0}", "{10}") < 50
         board.execute("VACUUM ANALYZE sync_job")

@@ -38,6 +38,8 @@ def make(name: str = "report", cron: str = LEAP_DAY, zone: str = "UTC", **option
         "max_retries": 1,
         "timeout": 60.0,
         "retry_blocks_key": False,
+        "max_retries_given": True,
+        "timeout_given": False,
         **options,
     }
     return Schedule(name=name, cron=Cron(cron, zone), **given)
@@ -138,6 +140,7 @@ def test_a_tick_gets_one_job_with_what_the_schedule_says(engine: Engine, worker:
     assert job["idempotency_key"] == f"periodic:report:{local}"
     assert (job["type"], job["state"], job["priority"], job["max_retries"]) == ("report", "pending", 5, 1)
     assert (job["timeout"], job["retry_blocks_key"], job["key"], job["token_id"]) == (60.0, False, None, None)
+    assert (job["max_retries_given"], job["timeout_given"]) == (True, False)
     assert row["last_job_id"] == job["id"]
     assert row["fired_until"].second == row["fired_until"].microsecond == 0
 

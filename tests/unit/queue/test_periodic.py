@@ -48,6 +48,7 @@ def test_what_is_not_said_comes_from_the_handler(queue: JobQueue) -> None:
     schedule = queue.add_periodic("0 3 * * *", "report")
 
     assert (schedule.max_retries, schedule.timeout, schedule.retry_blocks_key) == (7, 12.0, False)
+    assert (schedule.max_retries_given, schedule.timeout_given) == (False, False)
     assert (schedule.priority, schedule.key, schedule.payload) == (0, None, {})
 
 
@@ -65,6 +66,7 @@ def test_what_is_said(queue: JobQueue) -> None:
     )
 
     assert (schedule.max_retries, schedule.timeout, schedule.priority, schedule.key) == (3, 3600.0, 10, "17")
+    assert (schedule.max_retries_given, schedule.timeout_given) == (True, True)
     assert schedule.job(schedule.cron, TICK)[0] == {"region": "us", "scheduled_for": "2026-06-01T12:00:00+00:00"}
 
 

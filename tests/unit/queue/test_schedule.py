@@ -29,6 +29,8 @@ def make(
         max_retries=3,
         timeout=60,
         retry_blocks_key=True,
+        max_retries_given=False,
+        timeout_given=False,
     )
 
 
