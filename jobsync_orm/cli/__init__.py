@@ -19,7 +19,7 @@ def application() -> typer.Typer:
     """The whole command line."""
     import typer
 
-    from jobsync_orm.cli import cluster, db, demo, worker
+    from jobsync_orm.cli import cluster, db, demo, locks, planning, tasks, worker
 
     app = typer.Typer(
         help="Share one PostgreSQL table between several workers.",
@@ -31,6 +31,10 @@ def application() -> typer.Typer:
     app.command()(cluster.nodes)
     app.command()(cluster.tokens)
     app.command()(cluster.rebalances)
+    app.command()(tasks.where)
+    app.command()(tasks.audit)
+    app.add_typer(locks.app, name="locks")
+    app.command()(planning.rebalance)
     app.add_typer(db.app, name="db")
     app.command()(demo.demo)
     app.command()(worker.worker)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import datetime
 from typing import Annotated
 
 import typer
 
 from jobsync_orm.cli.connection import Cluster, on_cluster
 from jobsync_orm.cli.output import NO, Grid, age
+from jobsync_orm.cli.tasks import Since, moment
 from jobsync_orm.operate import ClusterStatus, NodeStatus, Rebalance, TokenStatus
 
 __all__ = ["nodes", "rebalances", "status", "tokens"]
@@ -47,13 +47,7 @@ def tokens(cluster: Cluster) -> None:
 def rebalances(
     cluster: Cluster,
     limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = 20,
-    since: Annotated[
-        datetime.datetime | None,
-        typer.Option(
-            formats=["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S%z"],
-            help="Only those from then on: a day or a moment, in local time unless it has a zone.",
-        ),
-    ] = None,
+    since: Since = None,
 ) -> None:
     """The latest plans that moved tokens, newest first."""
     found = cluster.operations.rebalances(limit, None if since is None else since.astimezone())
@@ -117,7 +111,7 @@ def _token_parts(found: TokenStatus) -> list[Grid | str]:
 def _rebalance_grid(found: list[Rebalance]) -> Grid:
     rows = [
         (
-            last.triggered_at.astimezone().isoformat(" ", "seconds"),
+            moment(last.triggered_at),
             last.reason,
             last.leader,
             f"{last.nodes_before} -> {last.nodes_after}",

@@ -20,5 +20,34 @@ from __future__ import annotations
 from jobsync_orm.operate.as_json import as_json
 from jobsync_orm.operate.cluster import Operations
 from jobsync_orm.operate.picture import ClusterStatus, NodeStatus, NodeTokens, Rebalance, TokenStatus
+from jobsync_orm.operate.pins import StoredPin, add_pin, list_pins
+from jobsync_orm.operate.planning import PlannedLoad, PlannedMove, Preview, plan_soon, preview
+from jobsync_orm.operate.tasks import Explanation, PatternMatch, PinOnToken, TaskClaim, TaskPlace, explain, where
+from jobsync_orm.operate.trail import AuditEntry, read_audit
 
-__all__ = ["ClusterStatus", "NodeStatus", "NodeTokens", "Operations", "Rebalance", "TokenStatus", "as_json"]
+__all__ = [
+    "AuditEntry",
+    "ClusterStatus",
+    "Explanation",
+    "NodeStatus",
+    "NodeTokens",
+    "Operations",
+    "PatternMatch",
+    "PinOnToken",
+    "PlannedLoad",
+    "PlannedMove",
+    "Preview",
+    "Rebalance",
+    "StoredPin",
+    "TaskClaim",
+    "TaskPlace",
+    "TokenStatus",
+    "add_pin",
+    "as_json",
+    "explain",
+    "list_pins",
+    "plan_soon",
+    "preview",
+    "read_audit",
+    "where",
+]

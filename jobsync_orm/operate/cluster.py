@@ -14,14 +14,13 @@ import datetime
 from typing import Any
 
 from sqlalchemy import Engine, text
-from sqlalchemy.exc import ProgrammingError
 
 from jobsync_orm.autocommit import Autocommit
-from jobsync_orm.coordinator.admission import MISSING
 from jobsync_orm.coordinator.pinning import allowed_nodes
 from jobsync_orm.coordinator.statements import lock_held
-from jobsync_orm.exceptions import ConfigurationError, SchemaNotReady
+from jobsync_orm.exceptions import ConfigurationError
 from jobsync_orm.naming import Names
+from jobsync_orm.operate.missing import no_cluster, ready
 from jobsync_orm.operate.picture import ClusterStatus, Condition, NodeStatus, NodeTokens, Rebalance, TokenStatus
 
 __all__ = ["Operations"]
@@ -87,14 +86,10 @@ class Operations:
         SchemaNotReady
             The tables are missing, empty, or of an older revision.
         """
-        try:
+        with ready(self.names):
             rows, _ = self._database.repeat(self._look, {})
-        except ProgrammingError as error:
-            if getattr(error.orig, "sqlstate", None) not in (*MISSING, "42703"):
-                raise
-            raise self._not_ready("are missing or of an older revision") from None
         if not rows:
-            raise self._not_ready("have no cluster in them")
+            raise no_cluster(self.names)
         at, total, hash_function, epoch, rest, tally, pinned, found, last = rows[0]
         resting = rest if rest is not None and rest > 0 else None
         leader = next((n["name"] for n in found or () if n["can_lead"] and n["state"] != "away"), None)
@@ -157,15 +152,9 @@ class Operations:
             raise ConfigurationError(f"limit={limit!r} must be at least 1")
         if since is not None and since.tzinfo is None:
             raise ConfigurationError(f"since={since!r} must have a time zone")
-        rows, _ = self._database.repeat(self._rebalances, {"most": limit, "since": since})
+        with ready(self.names):
+            rows, _ = self._database.repeat(self._rebalances, {"most": limit, "since": since})
         return [Rebalance(*row) for row in rows]
-
-    def _not_ready(self, how: str) -> SchemaNotReady:
-        schema = "" if self.names.schema is None else f" in schema {self.names.schema!r}"
-        return SchemaNotReady(
-            f"the tables of appname {self.names.appname!r}{schema} {how}: run `jobsync-orm db upgrade`, or name the "
-            "cluster with --appname and --schema"
-        )
 
 
 def _condition(node: dict[str, Any]) -> Condition:
