@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from jobsync_orm.config import CoordinationConfig
-from jobsync_orm.coordinator.session import Session, StatementFailed
+from jobsync_orm.coordinator.session import Session, SessionLost, StatementFailed
 from jobsync_orm.coordinator.statements import Statements
-from jobsync_orm.exceptions import ClusterMismatch, PooledConnection, SchemaNotReady
+from jobsync_orm.exceptions import ClusterMismatch, ConfigurationError, PooledConnection, SchemaNotReady
 
-__all__ = ["MISSING", "PROTOCOL_VERSION", "UNDEFINED_COLUMN", "Admission", "check_settings", "not_ready"]
+__all__ = [
+    "MISSING",
+    "PROTOCOL_VERSION",
+    "UNDEFINED_COLUMN",
+    "Admission",
+    "check_settings",
+    "not_ready",
+    "refusal",
+]
 
 PROTOCOL_VERSION = 1
 
@@ -17,6 +26,20 @@ PROTOCOL_VERSION = 1
 MISSING = ("42P01", "3F000")
 
 UNDEFINED_COLUMN = "42703"
+
+# What waiting will not mend. (A server that speaks another language is found out by the deadline.)
+_REFUSED = re.compile(
+    r"authentication failed|does not exist|no pg_hba.conf entry|no password supplied|could not translate host name"
+    r"|failed to resolve host|Name or service not known"
+)
+
+
+def refusal(lost: SessionLost, config: CoordinationConfig) -> ConfigurationError | None:
+    """The error for a first connection that was refused for good; None if another try may have a better end."""
+    if not _REFUSED.search(str(lost)):
+        return None
+    url = config.sqlalchemy_url().render_as_string(hide_password=True)
+    return ConfigurationError(f"{url}: {lost}")
 
 
 class Admission:

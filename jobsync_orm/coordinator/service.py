@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import random
-import re
 import threading
 import time
 import weakref
@@ -18,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jobsync_orm.config import CoordinationConfig
-from jobsync_orm.coordinator.admission import Admission
+from jobsync_orm.coordinator.admission import Admission, refusal
 from jobsync_orm.coordinator.callbacks import Callback
 from jobsync_orm.coordinator.clock import SYSTEM, Clock
 from jobsync_orm.coordinator.handoff import Handoff
@@ -30,7 +29,7 @@ from jobsync_orm.coordinator.session import Session, SessionLost, StatementFaile
 from jobsync_orm.coordinator.statements import Statements
 from jobsync_orm.coordinator.view import Ownership
 from jobsync_orm.coordinator.waker import Waker
-from jobsync_orm.exceptions import ConfigurationError, JobsyncError, NodeNameInUse, NotRunning
+from jobsync_orm.exceptions import JobsyncError, NodeNameInUse, NotRunning
 
 __all__ = ["Coordinator"]
 
@@ -48,11 +47,8 @@ RECONNECT_FIRST_SEC, RECONNECT_MOST_SEC = 0.05, 1.0
 # After a statement failed, the same turn is tried again after this time.
 FAILED_SEC = 0.5
 
-# What waiting will not mend. (A server that speaks another language is found out by the deadline.)
-_REFUSED = re.compile(
-    r"authentication failed|does not exist|no pg_hba.conf entry|no password supplied|could not translate host name"
-    r"|failed to resolve host|Name or service not known"
-)
+# While a node waits for its database to enter, its log says so this often.
+SAY_SEC = 30.0
 
 # Longest that entering waits for the rest of its tokens once it has some.
 SLOW_OWNER_SEC = 1.0
@@ -137,7 +133,7 @@ class Coordinator:
         self._failure: BaseException | None = None
         self._deadline = 0.0
         self._unreachable = ""
-        self._warned = False
+        self._say_at = 0.0
         self._state = "new"
         self.live_nodes = 0
         self.last_beat_at: float | None = None  # time.time() of the last acknowledged heartbeat, for people
@@ -287,10 +283,10 @@ class Coordinator:
         try:
             self._session.open()
         except SessionLost as lost:
-            if first and _REFUSED.search(str(lost)):
-                raise ConfigurationError(f"{self._name}: {lost}") from lost
-            if first and not self._warned:
-                self._warned = True
+            if first and (refused := refusal(lost, self._config)) is not None:
+                raise refused from lost
+            if first and self._clock.now() >= self._say_at:
+                self._say_at = self._clock.now() + SAY_SEC
                 left = self._deadline - self._clock.now()
                 logger.warning("%s: %s; trying again for up to %.0f s (wait_on_enter)", self._name, lost, left)
             raise

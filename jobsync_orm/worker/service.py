@@ -13,20 +13,16 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
-from jobsync_orm.coordinator.session import SessionLost
-from jobsync_orm.exceptions import ConfigurationError, NodeNameInUse, NotRunning
+from jobsync_orm.exceptions import ConfigurationError, NotRunning
 from jobsync_orm.job import Job
 from jobsync_orm.job.life import check_node_name
-from jobsync_orm.worker.event_loop import EventLoopExecutor
+from jobsync_orm.worker.assembly import Sizes, assemble
 from jobsync_orm.worker.health import WorkerHealth, examine
-from jobsync_orm.worker.keyed import Keyed
-from jobsync_orm.worker.names import FreeName
-from jobsync_orm.worker.processes import ProcessExecutor
-from jobsync_orm.worker.pump import LEAVE_LEAST_SEC, NODE_SEC, Pump
+from jobsync_orm.worker.joining import Joining
+from jobsync_orm.worker.leaving import LEAVE_LEAST_SEC, NODE_SEC
+from jobsync_orm.worker.pump import Pump
 from jobsync_orm.worker.readiness import check_tables
 from jobsync_orm.worker.signals import StopSignals
-from jobsync_orm.worker.threads import ThreadExecutor
-from jobsync_orm.worker.ticking import Ticking
 from jobsync_orm.worker.upkeep import Upkeep
 from jobsync_orm.worker.watchdog import Watchdog
 
@@ -42,9 +38,6 @@ T = TypeVar("T")
 # Jobs that have a worker: two workers of one node could not tell their attempts apart.
 _taken: weakref.WeakSet[Job] = weakref.WeakSet()
 _guard = threading.Lock()
-
-# Longest a worker tries to reach its database when it starts.
-ENTER_SEC = 120.0
 
 # How often a worker looks whether it is to stop, in seconds: in the main thread, and in the application's event loop.
 SIGNAL_LOOK_SEC = 1.0
@@ -122,19 +115,16 @@ class JobWorker:
             raise ConfigurationError(f"types={types!r} must be a list of types, not one text")
         self.queue = queue
         self.concurrency = concurrency
-        self._processes = processes
-        self._async_concurrency = async_concurrency
+        self._sizes = Sizes(concurrency, processes, async_concurrency, batch, poll_sec)
         self._types = None if types is None else tuple(types)
         for type in self._types or ():
             queue.handler_of(type)
         self._given = job
         self._node_name = node_name
-        self._batch = batch
-        self._poll_sec = poll_sec
         self._grace_sec = grace_sec
         self._lifecycle = threading.RLock()
         self._job: Job | None = None
-        self._joining: Job | None = None
+        self._joining: Joining | None = None
         self._pump: Pump | None = None
         self._upkeep: Upkeep | None = None
         self._watchdog: Watchdog | None = None
@@ -189,7 +179,7 @@ class JobWorker:
         else:
             state = "stopping" if self._stopping.is_set() else "running"
         rescued = 0 if self._upkeep is None else self._upkeep.rescue.rescued
-        return examine(state, self._job, pump, rescued, self._poll_sec)
+        return examine(state, self._job, pump, rescued, self._sizes.poll_sec)
 
     def start(self) -> Self:
         """Join the cluster and begin to run jobs. Returns at once; see :meth:`run`.
@@ -208,10 +198,11 @@ class JobWorker:
                 raise NotRunning("this worker has been started or stopped before; make a new JobWorker")
             handlers = self._handlers()
             self._pid = os.getpid()
+            self._joining = Joining(self.queue.config, self._node_name, self._rebalanced, self._stopping)
             if self._given is not None or not self.queue.config.create_tables:
                 # Before it is a node: one that comes and goes would move everybody's tokens.
-                self._reach(lambda: check_tables(self.queue), time.monotonic() + ENTER_SEC)
-            self._job = job = self._join()
+                self._joining.reach(lambda: check_tables(self.queue))
+            self._job = job = self._join(self._joining)
             try:
                 with _guard:
                     if job in _taken:
@@ -220,14 +211,14 @@ class JobWorker:
                         )
                     _taken.add(job)
                     self._took_job = True
-                self._refuse_if_stopped()
+                self._joining.refuse_if_stopped()
                 self._pump = self._make_pump(job, handlers)
                 self._watchdog = Watchdog(self._pump.executors, f"jobsync-watchdog-{job.node_name}")
                 self._pump.start()
                 self._watchdog.start()
                 # By a signal handler that has interrupted this: it found less than there is now.
                 if self._stopped:
-                    self._refuse_if_stopped()
+                    self._joining.refuse_if_stopped()
             except BaseException:
                 until = time.monotonic() + LEAVE_LEAST_SEC
                 if self._pump is not None and self._pump.is_alive:
@@ -244,7 +235,7 @@ class JobWorker:
             raise ConfigurationError("the queue has no handlers: import the modules that register them first")
         return {type: self.queue.handler_of(type) for type in (known if self._types is None else self._types)}
 
-    def _join(self) -> Job:
+    def _join(self, joining: Joining) -> Job:
         job = self._given
         if job is not None:
             if not job.is_running or job.coordination_config is None:
@@ -252,86 +243,14 @@ class JobWorker:
             if job.names != self.queue.names:
                 raise ConfigurationError(f"{job.node_name} is a node of another cluster than the queue's")
             return job
-        config = self.queue.config
-        if self._node_name is not None:
-            return self._started(self._node_name, ENTER_SEC)
-        if config.create_tables:
-            from jobsync_orm import migrate
-
-            migrate.upgrade(config)
-        until = time.monotonic() + ENTER_SEC
-        with FreeName(config) as free:
-            while True:
-                try:
-                    return self._started(self._reach(free.next, until), max(1.0, until - time.monotonic()))
-                except NodeNameInUse:
-                    # A live one that was just making its connection anew.
-                    if time.monotonic() > until:
-                        raise
-
-    def _reach(self, call: Callable[[], T], until: float) -> T:
-        """``call``, once the database can be reached."""
-        waits = False
-        while True:
-            self._refuse_if_stopped()
-            try:
-                return call()
-            except SessionLost as lost:
-                if time.monotonic() > until:
-                    raise TimeoutError(f"the database could not be reached: {lost}") from lost
-                logger.log(logging.DEBUG if waits else logging.WARNING, "waiting for the database: %s", lost)
-                waits = True
-                self._stopping.wait(0.5)
-
-    def _started(self, node_name: str, seconds: float) -> Job:
-        """A job of this worker's, running, unless somebody calls :meth:`stop` meanwhile."""
-        self._joining = job = Job(node_name, self.queue.config, wait_on_enter=seconds, on_rebalance=self._rebalanced)
-        try:
-            self._refuse_if_stopped()
-            return job.start()
-        finally:
-            self._joining = None
+        return joining.join()
 
     def _rebalanced(self) -> None:
         if self._upkeep is not None:
             self._upkeep.rebalanced()
 
-    def _refuse_if_stopped(self) -> None:
-        if self._stopping.is_set():
-            raise NotRunning("this worker was stopped while it was starting")
-
     def _make_pump(self, job: Job, handlers: dict[str, Handler]) -> Pump:
-        pump = Pump(
-            self.queue,
-            job.node_name,
-            lambda: job.incarnation,
-            handlers,
-            batch=self._batch,
-            poll_sec=self._poll_sec,
-        )
-        pump.duties.append(
-            Ticking(self.queue.statements, self.queue.periodic_jobs, self.queue.names.queue_channel, job.node_name)
-        )
-        kinds = {handler.kind for handler in handlers.values()}
-        name, queue, report = job.node_name, self.queue, pump.report
-        if "thread" in kinds:
-            pump.executors["thread"] = ThreadExecutor(queue, self.concurrency, report, f"jobsync-{name}")
-        if "async" in kinds:
-            pump.executors["async"] = EventLoopExecutor(queue, self._async_concurrency, report, f"jobsync-loop-{name}")
-        if "process" in kinds:
-            pump.executors["process"] = ProcessExecutor(queue, self._processes, report, name, handlers)
-        self._upkeep = Upkeep(pump, lambda: job.incarnation, self.concurrency, self._poll_sec)
-        pump.keyed = Keyed(
-            self.queue.statements,
-            job.node_name,
-            lambda: pump.incarnation,
-            pump.types,
-            lambda: view.owned if (view := job.held_view()) else b"",
-            self._poll_sec,
-            self.queue.ageing_sec,
-            handlers,
-        )
-        pump.duties.append(pump.keyed.search)
+        pump, self._upkeep = assemble(self.queue, job, handlers, self._sizes)
         return pump
 
     def stop(self, grace_sec: float | None = None) -> None:
@@ -476,9 +395,8 @@ class JobWorker:
         grace = self._grace_sec if grace_sec is None else grace_sec
         self._stop_by = min(self._stop_by, time.monotonic() + max(grace, LEAVE_LEAST_SEC))
         self._stopping.set()
-        joining = self._joining
-        if joining is not None:
-            joining.give_up()
+        if self._joining is not None:
+            self._joining.give_up()
 
     def _stop_now(self) -> None:
         """Do not wait for what runs."""

@@ -54,7 +54,10 @@ class Upkeep:
         # First what may tell that there is something to claim, or nothing to be claimed.
         pump.duties += [orders, self.rescue, self.promotion, unblocking, self.presence]
         pump.delayed = self.promotion.expect
-        pump.farewells += [lambda session: unblocking.run(session) if pump.waiting else None, self.presence.leave]
+        pump.leaving.farewells += [
+            lambda session: unblocking.run(session) if pump.waiting else None,
+            self.presence.leave,
+        ]
 
     def rebalanced(self) -> None:
         """The cluster has changed: somebody may have died. Any thread may call this."""

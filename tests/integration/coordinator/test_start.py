@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import URL, Engine, create_engine, text
 
 from jobsync_orm import ConfigurationError, CoordinationConfig, Job, NotRunning, SchemaNotReady
+from jobsync_orm.coordinator import service
 from jobsync_orm.exceptions import PooledConnection
 from tests.integration.cluster import QUICK, Cluster, wait_for
 from tests.integration.relay import Relay
@@ -33,17 +34,20 @@ def test_no_tables(empty_database: URL) -> None:
 
 
 def test_no_such_database_is_said_at_once(database: URL) -> None:
-    config = CoordinationConfig(url=database.set(database="no_such_database"), **QUICK)
-    with pytest.raises(ConfigurationError, match="no_such_database"):
+    config = CoordinationConfig(url=database.set(database="no_such_database", password="s3cret"), **QUICK)
+    with pytest.raises(ConfigurationError, match=r"/no_such_database.* does not exist") as caught:
         Job("w1", config, wait_on_enter=60).start()
+    assert "s3cret" not in str(caught.value)
 
 
-def test_nobody_listens() -> None:
+def test_nobody_listens(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(service, "SAY_SEC", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     config = CoordinationConfig(host="127.0.0.1", port=port, **QUICK)
-    with pytest.raises(TimeoutError, match="the database could not be reached"):
-        Job("w1", config, wait_on_enter=0.5).start()
+    with caplog.at_level("WARNING", "jobsync_orm"), pytest.raises(TimeoutError, match="could not be reached"):
+        Job("w1", config, wait_on_enter=1).start()
+    assert len([r for r in caplog.records if "trying again for up to" in r.message]) >= 2
 
 
 def test_a_pooler_in_between_is_refused(database: URL, engine: Engine) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from sqlalchemy import URL
 
-from jobsync_orm import ConfigurationError, Job, JobContext, JobQueue, JobWorker
+from jobsync_orm import ConfigurationError, CoordinationConfig, Job, JobContext, JobQueue, JobWorker
 from jobsync_orm.exceptions import NotRunning, SchemaNotReady
+from jobsync_orm.worker import joining
 from jobsync_orm.worker.pump import Pump
-from tests.integration.cluster import wait_for
+from tests.integration.cluster import QUICK, wait_for
 from tests.integration.worker.conftest import Jobs
 
 Start = Callable[..., JobWorker]
@@ -77,6 +80,39 @@ def test_a_worker_that_cannot_start_its_threads_leaves_the_cluster(
     assert [str(error) for error in errors] == ["can't start new thread"], "nothing runs that a grace could be for"
     wait_for(lambda: nodes(jobs) == 0, "it has left the cluster")
     wait_for(lambda: not [t for t in threading.enumerate() if "w7" in t.name], "its threads have ended")
+
+
+@pytest.mark.parametrize("node_name", [None, "w7"])
+@pytest.mark.parametrize(
+    "wrong", [{"database": "no_such_database"}, {"username": "no_such_role"}, {"host": "no-such-host.invalid"}]
+)
+def test_a_database_that_will_not_be_another_one_is_refused_at_once(
+    database: URL, wrong: dict[str, str], node_name: str | None
+) -> None:
+    url = database.set(password="s3cret", **wrong) if "host" not in wrong else database.set(**wrong, query={})
+    queue = JobQueue(CoordinationConfig(url=url, **QUICK))
+    queue.register("nothing", lambda ctx, i: None)
+    with pytest.raises(ConfigurationError, match=next(iter(wrong.values()))) as caught:
+        JobWorker(queue, node_name=node_name).run()
+    assert url.render_as_string() in str(caught.value)
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("node_name", [None, "w7"])
+def test_a_database_that_does_not_answer_is_waited_for_and_the_log_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, node_name: str | None
+) -> None:
+    for name, seconds in (("ENTER_SEC", 0.6), ("TRY_SEC", 0.05), ("SAY_SEC", 0.2)):
+        monkeypatch.setattr(joining, name, seconds)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    queue = JobQueue(CoordinationConfig(host="127.0.0.1", port=port, **QUICK))
+    queue.register("nothing", lambda ctx, i: None)
+    with caplog.at_level("WARNING", "jobsync_orm"), pytest.raises(TimeoutError, match="could not be reached"):
+        JobWorker(queue, node_name=node_name).run()
+    said = [record.message for record in caplog.records if "waiting for the database" in record.message]
+    assert 2 <= len(said) <= 4
+    assert all("refused" in line and "more" in line for line in said)
 
 
 def test_a_database_without_the_queues_tables_is_refused(queue: JobQueue, jobs: Jobs, start_worker: Start) -> None:

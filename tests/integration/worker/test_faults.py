@@ -17,7 +17,7 @@ from sqlalchemy import URL, create_engine
 
 from jobsync_orm import CoordinationConfig, JobContext, JobQueue, JobWorker, migrate
 from jobsync_orm.coordinator.session import SessionLost
-from jobsync_orm.worker import pump
+from jobsync_orm.worker import adopting, claiming, reports
 from tests.integration.cluster import QUICK, wait_for
 from tests.integration.postgres import Postgres, identity, open_folder, programs
 from tests.integration.relay import Relay
@@ -41,7 +41,7 @@ def ran(queue: JobQueue) -> collections.Counter[int]:
 def lose_answers(worker: JobWorker, sql: str, times: int) -> list[str]:
     """The next answers to ``sql`` do not arrive: it has been executed, and the connection is gone."""
     assert worker._pump is not None
-    session = worker._pump._session
+    session = worker._pump.line.session
     prepared = session.prepared
     lost: list[str] = []
 
@@ -65,7 +65,7 @@ def test_backends_that_are_ended_again_and_again(
     assert worker._pump is not None
     ended = 0
     while jobs.states().get("completed") != 2000 and ended < 15:
-        ended += len(jobs.sql("SELECT pg_terminate_backend(%s)", worker._pump._session.pid))
+        ended += len(jobs.sql("SELECT pg_terminate_backend(%s)", worker._pump.line.session.pid))
         time.sleep(0.02)
     jobs.wait(completed=2000)
     assert ran == dict.fromkeys(ids, 1)
@@ -148,7 +148,7 @@ def test_an_ending_waits_for_a_row_that_somebody_holds(
         jobs.add("count", 10)  # which go on meanwhile
         wait_for(lambda: jobs.states() == {"processing": 1, "completed": 10}, "the others are done")
         assert worker._pump is not None
-        wait_for(lambda: worker._pump and len(worker._pump._finishing), "its end is kept")
+        wait_for(lambda: worker._pump and worker._pump.reports.unwritten, "its end is kept")
     jobs.wait(completed=11)
     assert worker._pump.lost == 0
 
@@ -199,7 +199,8 @@ def test_attempts_of_a_node_that_was_taken_for_dead_end_once(queue: JobQueue, jo
 def test_a_network_that_swallows_everything_for_a_while(
     database: URL, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pump, "ANSWER_SEC", 1.5)
+    for part in (adopting, claiming, reports):
+        monkeypatch.setattr(part, "ANSWER_SEC", 1.5)
     relay = Relay(database)
     queue = JobQueue(CoordinationConfig(url=relay.url, **QUICK))
     ran: collections.Counter[int] = collections.Counter()

@@ -16,6 +16,7 @@ from jobsync_orm import CoordinationConfig
 from jobsync_orm.coordinator.session import Session
 from jobsync_orm.coordinator.waker import Waker
 from jobsync_orm.queue.statements import SESSION, QueueStatements
+from jobsync_orm.worker.chores import Duty
 from jobsync_orm.worker.maintenance import (
     BATCH,
     Figures,
@@ -26,7 +27,6 @@ from jobsync_orm.worker.maintenance import (
     Rescue,
     Unblocking,
 )
-from jobsync_orm.worker.pump import Duty
 from tests.conftest import dsn
 
 ALIVE, DEAD, OTHER = (str(uuid.UUID(int=n << 64, version=4)) for n in (5, 3, 7))

@@ -122,4 +122,4 @@ def test_very_long_payloads_are_claimed_a_few_at_a_time(queue: JobQueue, jobs: J
     worker = start_worker(concurrency=32)
     jobs.wait(completed=40)
     assert worker._pump is not None
-    assert worker._pump._claim_most < 1000
+    assert worker._pump.claiming._claim_most < 1000

@@ -11,7 +11,7 @@ import pytest
 
 from jobsync_orm import JobContext, JobQueue, JobWorker, Retry
 from jobsync_orm.coordinator import clock, session
-from jobsync_orm.worker import pump
+from jobsync_orm.worker import connecting, pump
 from tests.integration.cluster import wait_for
 from tests.integration.worker.conftest import Jobs
 
@@ -134,7 +134,7 @@ def test_stopping_after_the_machine_has_slept(
 ) -> None:
     """One clock of the machine counted that time, the other one did not: the end is written down all the same."""
     awake = clock.now
-    for module in (clock, session, pump):
+    for module in (clock, session, connecting):
         monkeypatch.setattr(module, "now", lambda: awake() + 1e6)
     begun, end = threading.Event(), threading.Event()
 

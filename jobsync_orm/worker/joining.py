@@ -1,0 +1,134 @@
+"""How a worker that was not given a node becomes one: under a name that is free, once the database can be reached.
+
+A database that does not answer is waited for, ``ENTER_SEC`` seconds in all, and the log says so every ``SAY_SEC``. One
+that refuses this worker (no such database or role, a wrong password, no such host) will not be another one in a minute:
+that is an error at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from jobsync_orm.config import CoordinationConfig
+from jobsync_orm.coordinator.admission import refusal
+from jobsync_orm.coordinator.session import SessionLost
+from jobsync_orm.exceptions import NodeNameInUse, NotRunning
+from jobsync_orm.job import Job
+from jobsync_orm.worker.names import FreeName
+
+__all__ = ["Joining"]
+
+logger = logging.getLogger("jobsync_orm")
+
+T = TypeVar("T")
+
+# Longest a worker tries to reach its database when it starts.
+ENTER_SEC = 120.0
+
+# Between two tries, and between two lines of the log.
+TRY_SEC, SAY_SEC = 0.5, 30.0
+
+
+class Joining:
+    """The start of one worker, as far as its database and its cluster have a part in it.
+
+    Parameters
+    ----------
+    config : CoordinationConfig
+        Those of its queue.
+    node_name : str, optional
+        Name of the node to make. None takes the first that is free.
+    on_rebalance : callable
+        Called when the cluster has changed.
+    stopping : threading.Event
+        Set when the worker is to stop, however far it has got.
+    """
+
+    def __init__(
+        self,
+        config: CoordinationConfig,
+        node_name: str | None,
+        on_rebalance: Callable[[], None],
+        stopping: threading.Event,
+    ) -> None:
+        self._config = config
+        self._node_name = node_name
+        self._on_rebalance = on_rebalance
+        self._stopping = stopping
+        self._until = time.monotonic() + ENTER_SEC
+        self._job: Job | None = None
+
+    def join(self) -> Job:
+        """A job of this worker's, running.
+
+        Raises
+        ------
+        NotRunning
+            The worker was stopped meanwhile.
+        ConfigurationError, TimeoutError, JobsyncError
+            See :meth:`reach` and :meth:`Job.start() <jobsync_orm.Job.start>`.
+        """
+        if self._node_name is not None:
+            return self._started(self._node_name, ENTER_SEC)
+        if self._config.create_tables:
+            from jobsync_orm import migrate
+
+            migrate.upgrade(self._config)
+        with FreeName(self._config) as free:
+            while True:
+                try:
+                    return self._started(self.reach(free.next), max(1.0, self._until - time.monotonic()))
+                except NodeNameInUse:
+                    # A live one that was just making its connection anew.
+                    if time.monotonic() > self._until:
+                        raise
+
+    def reach(self, call: Callable[[], T]) -> T:
+        """``call``, once the database can be reached.
+
+        Raises
+        ------
+        ConfigurationError
+            The database refuses this worker.
+        TimeoutError
+            It could not be reached in time.
+        NotRunning
+            The worker was stopped meanwhile.
+        """
+        say_at = 0.0
+        while True:
+            self.refuse_if_stopped()
+            try:
+                return call()
+            except SessionLost as lost:
+                if (refused := refusal(lost, self._config)) is not None:
+                    raise refused from lost
+                left = self._until - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError(f"the database could not be reached in {ENTER_SEC:.0f} s: {lost}") from lost
+                if time.monotonic() >= say_at:
+                    say_at = time.monotonic() + SAY_SEC
+                    logger.warning("waiting for the database: %s; trying for %.0f s more", lost, left)
+                self._stopping.wait(TRY_SEC)
+
+    def give_up(self) -> None:
+        """Make :meth:`join` end that waits in another thread. ``stopping`` is set."""
+        if self._job is not None:
+            self._job.give_up()
+
+    def refuse_if_stopped(self) -> None:
+        """Raise NotRunning if the worker is to stop."""
+        if self._stopping.is_set():
+            raise NotRunning("this worker was stopped while it was starting")
+
+    def _started(self, node_name: str, seconds: float) -> Job:
+        self._job = job = Job(node_name, self._config, wait_on_enter=seconds, on_rebalance=self._on_rebalance)
+        try:
+            self.refuse_if_stopped()
+            return job.start()
+        finally:
+            self._job = None
