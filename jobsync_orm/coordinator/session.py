@@ -12,6 +12,7 @@ import contextlib
 import math
 import os
 import select
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -121,6 +122,7 @@ class Session:
         self.pooled = False
         self.until = math.inf
         """No answer is waited for beyond this moment. Another thread may set it while one is."""
+        _sessions.add(self)
 
     def open(self) -> None:
         """Connect. Raises :class:`SessionLost`."""
@@ -313,3 +315,28 @@ class Session:
         """
         self.payloads, self._heard = self._heard, {}
         return set(self.payloads)
+
+    def let_go(self) -> None:
+        """In a forked child: keep nothing of the parent's connection open, and send it nothing."""
+        connection = self._connection
+        if connection is None:
+            return
+        # Not closed: libpq would say good-bye first, for the parent too. And it would use the number of its socket
+        # again, whatever that is by then.
+        with contextlib.suppress(Exception):  # it was just being closed by another thread
+            null = os.open(os.devnull, os.O_RDWR)
+            os.dup2(null, connection.pgconn.socket, inheritable=False)
+            os.close(null)
+
+
+# Those of this process. A handler, or another thread of the application, may fork: as long as such a child lives, the
+# server would not notice the end of its parent. (What is started with exec is no matter: libpq's sockets are closed.)
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+def _let_go_in_child() -> None:
+    for session in list(_sessions):
+        session.let_go()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)

@@ -2,8 +2,8 @@
 
 Environment: URL, NODE (optional), CONFIG (settings as JSON), WORKER (JobWorker's arguments as JSON).
 
-Job types: ``nothing``; ``slow`` sleeps for ``seconds`` and says when it starts and ends; ``effect`` inserts a row into
-``effect`` in the transaction of its completion.
+Job types: ``nothing``; ``slow`` sleeps for ``seconds`` and says when it starts and ends; ``forks`` and ``spawns`` leave
+a child behind, and say which; ``effect`` inserts a row into ``effect`` in the transaction of its completion.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from __future__ import annotations
 import json
 import logging
 import os
+import subprocess
 import sys
 import threading
 import time
+import warnings
 from typing import Any
 
 from sqlalchemy import text
@@ -43,6 +45,27 @@ def slow(ctx: JobContext, seconds: float = 60, **_: Any) -> None:
     # Not ctx.cancelled.wait: this handler does not listen.
     time.sleep(seconds)
     tell("end", job=ctx.id, attempt=ctx.attempt)
+
+
+@queue.handler("forks")
+def forks(ctx: JobContext, **_: Any) -> None:
+    """Leave a child behind that is a copy of this process."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking where there are threads
+        child = os.fork()
+    if child == 0:
+        time.sleep(600)
+        os._exit(0)
+    tell("start", job=ctx.id, attempt=ctx.attempt, child=child)
+    time.sleep(60)
+
+
+@queue.handler("spawns")
+def spawns(ctx: JobContext, **_: Any) -> None:
+    """Leave a program behind that has got all that it can get of this process."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], close_fds=False)
+    tell("start", job=ctx.id, attempt=ctx.attempt, child=child.pid)
+    time.sleep(60)
 
 
 @queue.handler("effect", max_retries=1000)

@@ -7,6 +7,7 @@ happened on the way, and for each attempt that was begun exactly one row that sa
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -136,6 +137,26 @@ def test_a_killed_workers_job_runs_elsewhere(database: URL, jobs: Jobs, start: S
     )
     assert jobs.sql("SELECT job_id, outcome, error FROM sync_job_attempt") == [(job, "died", f"worker {dead} died")]
     assert jobs.sql("SELECT worker, attempt FROM sync_job WHERE id = %s", filler) == [(other, 1)]
+
+
+@pytest.mark.parametrize("type", ["forks", "spawns"])
+def test_a_child_of_a_handlers_that_outlives_its_worker_keeps_nobody_waiting(
+    database: URL, jobs: Jobs, start: Start, type: str
+) -> None:
+    """The end of its session is noticed although it lives on; its heartbeat is good for five minutes."""
+    config = {"heartbeat_timeout_sec": 300}
+    one = start(database, "w1", config)
+    jobs.add(type)
+    began = wait_for(lambda: one.seen("start", attempt=1), "the job runs")
+    try:
+        two = start(database, "w2", config)
+        wait_for(lambda: is_green(one), "it still is")
+        one.kill()
+        again = wait_for(lambda: two.seen("start", attempt=2), "the job runs elsewhere")
+        os.kill(again["child"], signal.SIGKILL)
+        os.kill(began["child"], 0)
+    finally:
+        os.kill(began["child"], signal.SIGKILL)
 
 
 def test_the_only_worker_is_killed_and_started_again(database: URL, jobs: Jobs, start: Start) -> None:
