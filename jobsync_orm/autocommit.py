@@ -2,6 +2,10 @@
 
 So no transaction of these calls is ever open while this process is not inside a round trip: a process that is paused
 for a minute right here holds no lock for a minute.
+
+Such a transaction is of the isolation level that is the default of the database or the role. READ COMMITTED waits for
+who writes a row and goes on from what that one has left; the others end with a serialization failure there, and under
+all of them two may meet in a deadlock. Nothing has been done then: the statement is sent again, in a new snapshot.
 """
 
 from __future__ import annotations
@@ -11,6 +15,8 @@ from typing import Any
 
 from sqlalchemy import Engine, TextClause
 from sqlalchemy.exc import DBAPIError
+
+from jobsync_orm.sqlstates import repeated
 
 __all__ = ["Autocommit", "instant", "listed", "micros"]
 
@@ -25,8 +31,12 @@ class Autocommit:
 
     def execute(self, statement: TextClause, values: Mapping[str, object]) -> list[Row]:
         """The rows of a statement that must not be sent twice."""
-        with self._engine.connect() as connection:
-            return list(connection.execute(statement, values))
+
+        def send() -> list[Row]:
+            with self._engine.connect() as connection:
+                return list(connection.execute(statement, values))
+
+        return repeated(send)
 
     def repeat(self, statement: TextClause, values: Mapping[str, object]) -> tuple[list[Row], bool]:
         """The rows of a statement that may be executed twice, and whether it may have been.

@@ -25,6 +25,7 @@ from jobsync_orm.coordinator.session import array
 from jobsync_orm.exceptions import ConfigurationError, InvalidPattern, LockConflict
 from jobsync_orm.like import can_meet, compile_pattern
 from jobsync_orm.naming import Names
+from jobsync_orm.sqlstates import repeated
 
 __all__ = ["Pin", "PinBoard", "patterns_of"]
 
@@ -73,8 +74,9 @@ class PinBoard:
     """
 
     def __init__(self, engine: Engine, names: Names, node: str) -> None:
-        self._engine = engine
         self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
+        # Who waits for another's pins is to see them, whatever the default of the database is.
+        self._engine = engine.execution_options(isolation_level="READ COMMITTED")
         self._node = node
         lock, cluster = names.text("lock"), names.text("cluster")
         self._limits = text("SET LOCAL idle_in_transaction_session_timeout = '10s'")
@@ -136,8 +138,14 @@ class PinBoard:
         self._tell()
 
     def _tell(self) -> None:
-        with self._autocommit.connect() as connection:
-            connection.execute(self._announce)
+        self._send(self._announce, {})
+
+    def _send(self, statement: TextClause, values: dict[str, str]) -> int:
+        def send() -> int:
+            with self._autocommit.connect() as connection:
+                return connection.execute(statement, values).rowcount
+
+        return repeated(send)
 
     def clear_by_creator(self, creator: str) -> int:
         """Delete the pins one node created. Returns how many."""
@@ -152,8 +160,7 @@ class PinBoard:
         return self._clear(self._clear_all, {})
 
     def _clear(self, statement: TextClause, values: dict[str, str]) -> int:
-        with self._autocommit.connect() as connection:
-            count = connection.execute(statement, values).rowcount
+        count = self._send(statement, values)
         if count:
             self._tell()
         return count

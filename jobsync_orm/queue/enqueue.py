@@ -29,6 +29,7 @@ from jobsync_orm.queue.insertion import Insertion
 from jobsync_orm.queue.new_jobs import Enqueued, NewJob
 from jobsync_orm.queue.places import at, connection_of, no_place
 from jobsync_orm.queue.waker import QueueWaker
+from jobsync_orm.sqlstates import repeated
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -197,8 +198,12 @@ class EnqueueCalls(QueueCore):
             timeout=timeout,
         )
         columns = new.columns(self, self._checks(check))
-        with self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            return self._put(connection, columns)
+
+        def put() -> Enqueued:
+            with self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+                return self._put(connection, columns)
+
+        return repeated(put)
 
     async def submit_async(
         self,

@@ -35,7 +35,7 @@ from jobsync_orm.queue.options import seconds
 from jobsync_orm.queue.outcomes import Discard, Retry, Snooze
 from jobsync_orm.queue.payload import json_text
 from jobsync_orm.queue.typed_payload import load
-from jobsync_orm.sqlstates import SERIALIZATION_FAILURE, sqlstate
+from jobsync_orm.sqlstates import CONFLICTS, sqlstate
 
 if TYPE_CHECKING:
     from jobsync_orm.queue.context import JobContext
@@ -45,10 +45,7 @@ __all__ = ["error_text", "execute", "execute_async", "failed", "lost", "stopped"
 
 logger = logging.getLogger("jobsync_orm")
 
-# A serialization failure, a deadlock: the server asks to repeat the transaction.
-CONFLICTS: Final = frozenset((SERIALIZATION_FAILURE, "40P01"))
-
-# After such a conflict, or a broken connection, a job is tried again within this many seconds.
+# After a conflict with others, or a broken connection, a job is tried again within this many seconds.
 SOON_SEC = 1.0
 
 # Characters of an error and of a traceback that are kept.

@@ -18,7 +18,8 @@ failed or was cancelled stays as long as one of those has not completed. Its att
 | prune | finished jobs of the batch (skip), by id; then their attempts and dependencies | removed or not; call again |
 | cutoff | nothing | nothing |
 
-Two that remove jobs which depend on each other may meet in a deadlock; the batch is sent again then.
+Two that remove jobs which depend on each other may meet in a deadlock; the batch is sent again then (see
+:mod:`~jobsync_orm.autocommit`).
 
 The space is free for new jobs when (auto)vacuum has been at the tables.
 """
@@ -32,7 +33,6 @@ from functools import cached_property
 from typing import Any
 
 from sqlalchemy import text
-from sqlalchemy.exc import DBAPIError
 
 from jobsync_orm.autocommit import instant, listed, micros
 from jobsync_orm.coordinator.session import array
@@ -41,13 +41,10 @@ from jobsync_orm.models.states import FINISHED, JobState
 from jobsync_orm.naming import Names
 from jobsync_orm.queue.core import QueueCore
 from jobsync_orm.queue.options import brief, seconds, states_among
-from jobsync_orm.sqlstates import sqlstate
 
 __all__ = ["RetentionCalls"]
 
 MOST_AT_ONCE = 100_000
-
-DEADLOCK = "40P01"
 
 
 class RetentionStatements:
@@ -131,12 +128,7 @@ class RetentionCalls(QueueCore):
         values: dict[str, Any] = {"states": array(wanted), "cutoff": cutoff, "batch": batch, "after": -(2**63)}
         removed = 0
         while True:
-            try:
-                number, last, too_late, gone = database.repeat(self._retention.prune, values)[0][0]
-            except DBAPIError as error:
-                if sqlstate(error.orig) != DEADLOCK:
-                    raise
-                continue
+            number, last, too_late, gone = database.repeat(self._retention.prune, values)[0][0]
             removed += int(gone)
             if number < batch or too_late:
                 return removed
