@@ -35,6 +35,7 @@ from sqlalchemy.exc import DBAPIError
 
 from jobsync_orm.claim_book import ClaimBook, Claimed
 from jobsync_orm.exceptions import ClaimEnded, OwnershipLost
+from jobsync_orm.observe import Audience, FenceRejected, TaskClaims
 from jobsync_orm.open_tasks import OpenTasks
 from jobsync_orm.sqlstates import SERIALIZATION_FAILURE, sqlstate
 
@@ -206,15 +207,23 @@ class Desk:
         What this process works on.
     touch : callable
         Called with a session and tokens; True if the session itself makes sure at COMMIT that they are this node's.
+    audience : Audience
+        Who is told how claims end.
     """
 
     def __init__(
-        self, node: str, book: ClaimBook, tasks: OpenTasks, touch: Callable[[Session, Sequence[int]], bool]
+        self,
+        node: str,
+        book: ClaimBook,
+        tasks: OpenTasks,
+        touch: Callable[[Session, Sequence[int]], bool],
+        audience: Audience,
     ) -> None:
         self._node = node
         self._book = book
         self._tasks = tasks
         self._touch = touch
+        self._audience = audience
         self._guard = threading.RLock()
         self._closed = False
 
@@ -261,6 +270,7 @@ class Desk:
             after[claim] = COMPLETED if claim.claimed.key in done else LOST
             if after[claim] is LOST:
                 lost.append(claim)
+        self._tell("completed", len(claims) - len(lost))
         if not lost:
             return
         rows = [claim.claimed for claim in lost]
@@ -299,6 +309,8 @@ class Desk:
 
     def _loss(self, lost: Sequence[Claim], owners: dict[int, str | None]) -> OwnershipLost:
         tokens = {claim.token for claim in lost}
+        self._tell("lost", len(lost))
+        self._audience.tell(FenceRejected(self._node, "claim"))
         error = OwnershipLost(tokens, owners, self._node)
         error.add_note(f"claims that could not be completed: {', '.join(repr(claim.task_id) for claim in lost[:5])}")
         return error
@@ -317,6 +329,8 @@ class Desk:
             after = RELEASED if there or before == OPEN else before
         finally:
             self._end({claim: after})
+        if there:
+            self._tell("released", 1)
         return there
 
     def abandon(self, claim: Claim) -> None:
@@ -347,6 +361,11 @@ class Desk:
             for claim in claims:
                 if claim._state == IN_TRANSACTION:
                     claim._state = COMPLETED
+        self._tell("completed", len(claims))
+
+    def _tell(self, result: str, many: int) -> None:
+        if many:
+            self._audience.tell(TaskClaims(self._node, result, many))
 
 
 class LoneDesk:

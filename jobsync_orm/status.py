@@ -13,6 +13,8 @@ from jobsync_orm.naming import Names
 
 __all__ = ["ClusterReader"]
 
+WITHIN = text("SELECT set_config('statement_timeout', :limit, true)")
+
 
 class ClusterReader:
     """Reads one cluster's tables. Each method is one statement that locks nothing.
@@ -33,8 +35,10 @@ class ClusterReader:
         self._node, self._token, self._rebalance = names.text("node"), names.text("token"), names.text("rebalance")
         self._cluster = names.text("cluster")
 
-    def _rows(self, sql: str, **values: object) -> list[Row[*tuple[Any, ...]]]:
+    def _rows(self, sql: str, within_sec: float | None = None, **values: object) -> list[Row[*tuple[Any, ...]]]:
         with self._engine.connect() as connection:
+            if within_sec is not None:
+                connection.execute(WITHIN, {"limit": f"{within_sec * 1000:.0f}"})
             return list(connection.execute(text(sql), values))
 
     def check_settings(self, config: CoordinationConfig) -> None:
@@ -67,13 +71,17 @@ class ClusterReader:
         )
         return [row[0] for row in rows]
 
-    def counts(self) -> dict[str, int]:
-        """``active_nodes``, ``parked_tokens`` (without a registered owner) and ``draining_tokens``."""
+    def counts(self, within_sec: float | None = None) -> dict[str, int]:
+        """``active_nodes``, ``parked_tokens`` (without a registered owner) and ``draining_tokens``.
+
+        The server gives up after ``within_sec`` seconds.
+        """
         (row,) = self._rows(
             f"SELECT (SELECT count(*) FROM {self._node} WHERE state <> 'away') AS active_nodes,"
             f" count(*) FILTER (WHERE NOT EXISTS (SELECT 1 FROM {self._node} n WHERE n.name = t.node))"
             " AS parked_tokens, count(*) FILTER (WHERE next_node IS NOT NULL) AS draining_tokens"
-            f" FROM {self._token} t"
+            f" FROM {self._token} t",
+            within_sec,
         )
         return dict(row._mapping)
 

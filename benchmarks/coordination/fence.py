@@ -29,6 +29,7 @@ from benchmarks.coordination.scenario import Scenario
 from jobsync_orm.coordinator.view import View
 from jobsync_orm.migrate.fence import create_ownership_fence
 from jobsync_orm.naming import Names
+from jobsync_orm.observe import Audience
 from jobsync_orm.orm import OwnedSession, TokenOwned
 
 WAYS = ("plain", "fenced", "trigger")
@@ -65,6 +66,7 @@ class Holder:
     epoch: int
     names: Names = Names()  # noqa: RUF009
     hash_function: str = "double_sha256"
+    audience: Audience = Audience()  # noqa: RUF009
 
     def held_view(self) -> View:
         return View(self.owned, self.epoch, float("inf"))

@@ -18,6 +18,7 @@ from jobsync_orm.coordinator.membership import Membership
 from jobsync_orm.coordinator.session import Session, array, parse_array
 from jobsync_orm.coordinator.statements import HEAVY_SEC, Statements
 from jobsync_orm.coordinator.view import Ownership
+from jobsync_orm.observe import Audience, OwnershipChanged, TokensReleased
 
 __all__ = ["Handoff", "Refreshed"]
 
@@ -48,8 +49,11 @@ class Handoff:
         on_rebalance: Callback | None,
         on_revoke: Callback | None,
         clock: Clock = SYSTEM,
+        audience: Audience | None = None,
     ) -> None:
         self._clock = clock
+        self._audience = audience or Audience()
+        self._asked_at: dict[int, float] = {}  # when it was seen that a token is to be handed over, if anybody wants it
         self._sql = statements
         self._membership = membership
         self._ownership = ownership
@@ -104,6 +108,8 @@ class Handoff:
         self.refresh_at = self._rest_until + 0.01 if resting else float("inf")
         self._draining, self._marks, self._earlier = draining, parse_array(marks), has_earlier
         self.coming = coming not in (None, "0")
+        if self._audience.active:
+            self._time(draining, owned)
         self._tell(gained, lost, draining, epoch)
         return Refreshed(state, epoch, len(owned), int(coming or 0), resting)
 
@@ -112,10 +118,26 @@ class Handoff:
         epoch, self.known_epoch = self.known_epoch, 0  # the next life takes whatever epoch the database has
         lost = self._ownership.clear()
         self._draining, self._marks, self._earlier = set(), [], False
+        self._asked_at = {}
         self.release_at = self.refresh_at = float("inf")
         self._tell([], lost, set(), epoch)
 
+    def _time(self, draining: set[int], owned: list[int]) -> None:
+        """Take the time of tokens on their way out: those that are no longer, and not kept after all, are out."""
+        if self._asked_at:
+            self._released(self._asked_at.keys() - draining - set(owned))
+        now = self._clock.now()
+        self._asked_at = {token: self._asked_at.get(token, now) for token in draining}
+
+    def _released(self, tokens: set[int]) -> None:
+        asked_at = [at for token in tokens if (at := self._asked_at.pop(token, None)) is not None]
+        if asked_at:
+            took = self._clock.now() - min(asked_at)
+            self._audience.tell(TokensReleased(self._membership.name, self.known_epoch, len(asked_at), took))
+
     def _tell(self, gained: list[int], lost: list[int], draining: set[int], epoch: int) -> None:
+        if self._audience.active and (gained or lost):
+            self._audience.tell(OwnershipChanged(self._membership.name, epoch, len(gained), len(lost)))
         if self._on_revoke is not None and lost:
             asked, gone = draining.intersection(lost), set(lost) - draining
             if asked:
@@ -160,6 +182,8 @@ class Handoff:
             moved = sum(int(row[1] or 0) for row in rows)
             taken_up = any(row[0] == self._membership.name for row in rows)
             if moved == ready:
+                if self._audience.active:
+                    self._released(self._draining - busy)
                 self._draining &= busy
         regained = 0
         if self._earlier:

@@ -51,6 +51,7 @@ class Outcome:
     steps: int
     moved: int
     skipped: int
+    reason: str = ""
 
 
 @dataclass(slots=True)
@@ -288,7 +289,7 @@ class Leadership:
         wanted = sum(len(step.tokens) for step in steps)
         if rows:
             epoch, done, moved, _ = rows[0]
-            return Outcome(int(epoch or 0), int(done or 0), int(moved or 0), wanted - int(done or 0))
+            return Outcome(int(epoch or 0), int(done or 0), int(moved or 0), wanted - int(done or 0), planned.reason)
         # Nothing written: all of it is in use, or this node no longer leads, or the members have changed.
         ((revision,),) = session.execute(self._sql.revision, timeout=HEAVY_SEC)
         return Outcome(0, 0, 0, wanted) if wanted and revision == planned.revision else None

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 __all__ = ["Evidence", "Observer", "Seen", "parse_seen"]
 
@@ -49,12 +49,16 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Why a node may be evicted: the row it is about, and whether its lock was freed (else it was silent)."""
+    """Why a node may be evicted: the row it is about, and whether its lock was freed (else it was silent).
+
+    ``since`` is when it was last known to live, on this process's clock; None for one that was away in order.
+    """
 
     name: str
     incarnation: str
     beat: str
     freed: bool
+    since: float | None = field(default=None, compare=False)
 
 
 @dataclass(slots=True)
@@ -150,5 +154,6 @@ class Observer:
             silent = asked_at - record.same_since > timeout and row.age_sec > timeout
             over = row.state == "away" and row.age_sec > row.rejoin_grace_sec
             if over or (row.state != "away" and (freed or silent)):
-                found.append(Evidence(name, row.incarnation, row.beat, freed and row.state != "away"))
+                since = None if row.state == "away" else record.free_since if freed else asked_at - row.age_sec
+                found.append(Evidence(name, row.incarnation, row.beat, freed and row.state != "away", since))
         return found

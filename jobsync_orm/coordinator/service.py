@@ -22,7 +22,7 @@ from jobsync_orm.coordinator.callbacks import Callback
 from jobsync_orm.coordinator.clock import SYSTEM, Clock
 from jobsync_orm.coordinator.handoff import Handoff
 from jobsync_orm.coordinator.history import History
-from jobsync_orm.coordinator.leadership import Leadership
+from jobsync_orm.coordinator.leadership import Leadership, Outcome
 from jobsync_orm.coordinator.membership import Membership
 from jobsync_orm.coordinator.observation import Observer, Seen
 from jobsync_orm.coordinator.session import Session, SessionLost, StatementFailed
@@ -30,6 +30,7 @@ from jobsync_orm.coordinator.statements import Statements
 from jobsync_orm.coordinator.view import Ownership
 from jobsync_orm.coordinator.waker import Waker
 from jobsync_orm.exceptions import JobsyncError, NodeNameInUse, NotRunning
+from jobsync_orm.observe import Audience, Evicted, FailedOver, Heartbeat, NodesTakenForDead, Rebalanced, SessionBroke
 
 __all__ = ["Coordinator"]
 
@@ -68,6 +69,8 @@ class Coordinator:
         This node.
     on_rebalance, on_revoke : callable, optional
         The user's callbacks.
+    audience : Audience, optional
+        Who is told what happens.
     clock, make_session, make_callback
         The loop's time, its connection, and what runs the user's callbacks. Replaced where several nodes run in one
         thread on simulated time.
@@ -80,6 +83,7 @@ class Coordinator:
         on_rebalance: Callable[..., Any] | None = None,
         on_revoke: Callable[..., Any] | None = None,
         *,
+        audience: Audience | None = None,
         clock: Clock = SYSTEM,
         make_session: Callable[[CoordinationConfig, int, Callable[[float], None], float, str], Session] | None = None,
         make_callback: Callable[[str, Callable[..., Any], Callable[[], None]], Callback] = Callback,
@@ -87,6 +91,7 @@ class Coordinator:
         self._clock = clock
         self._config = config
         self._name = node_name
+        self._audience = audience or Audience()
         self.ownership = Ownership(config.total_tokens, config.certainty_wait_sec)
         self._sql = Statements(config.names)
         self._waker = Waker()
@@ -107,6 +112,7 @@ class Coordinator:
             self._on_rebalance,
             self._on_revoke,
             clock,
+            self._audience,
         )
         self._observer = Observer(2 * config.heartbeat_interval_sec + 1, config.trust_freed_locks)
         self._leadership = Leadership(
@@ -123,6 +129,7 @@ class Coordinator:
         self._certain = False  # this session has refreshed the view, and has not broken
         self._asked_at = 0.0
         self._seen: list[Seen] = []
+        self._dead_since: list[float] = []  # of nodes this one has evicted, and whose tokens are not others' yet
         self._next_beat = 0.0
         self._refresh_due = False
         self._complete = self._planned = self._resting = False
@@ -152,6 +159,16 @@ class Coordinator:
     def leads(self) -> bool:
         """Whether this node leads, as far as its last heartbeat knew."""
         return self._certain and self._leadership.leads
+
+    @property
+    def epoch(self) -> int:
+        """The highest epoch of the cluster that this process has seen."""
+        return self._history.known_epoch
+
+    @property
+    def lease_left_sec(self) -> float:
+        """Seconds for which the last answered heartbeat still lets this node say yes; 0 if it does not."""
+        return max(0.0, self._lease_until - self._clock.now())
 
     @property
     def healthy(self) -> bool:
@@ -273,6 +290,8 @@ class Coordinator:
         self._session.close()
         self._observer.reset()
         self._leadership.forget()
+        self._dead_since = []
+        self._audience.tell(SessionBroke(self._name))
         if self._state == "active":
             logger.warning("%s: %s; reconnecting", self._name, why)
             self._state = "reconnecting"
@@ -383,9 +402,13 @@ class Coordinator:
         self._history.see(beat.epoch)
         if beat.state is None:
             return False
+        if self._audience.active:
+            self._audience.tell(Heartbeat(self._name, beat.received_at - beat.sent_at))
         self._seen = beat.seen
         self._observer.look(beat.seen, beat.sent_at, beat.received_at, self._history.is_told)
         self._leadership.heard(beat.oldest, beat.revisions)
+        if not self._leadership.leads:
+            self._dead_since = []
         self.live_nodes = beat.members
         self._lease_until = beat.sent_at + self._lease_sec
         self._asked_at = beat.sent_at
@@ -437,14 +460,31 @@ class Coordinator:
             gone = self._leadership.evict(self._session, dead)
             if gone:
                 logger.warning("%s: taken for dead: %s", self._name, ", ".join(sorted(gone)))
+                self._audience.tell(NodesTakenForDead(self._name, len(gone)))
+                self._dead_since += [e.since for e in dead if e.name in gone and e.since is not None]
             self._next_beat = 0.0
         if self._leadership.leads and self._clock.now() >= self._leadership.plan_at:
-            known = self._history.known_epoch
+            known, began = self._history.known_epoch, self._clock.now()
             outcome = self._leadership.plan(self._session, self._membership.incarnation, known)
             if outcome is not None:
+                self._tell_planned(outcome, began)
                 self._history.see(outcome.epoch)
                 logger.info("%s: plan of epoch %d moves %d tokens", self._name, outcome.epoch, outcome.moved)
                 self._refresh_due = True
+
+            elif self._leadership.plan_at > self._clock.now() + FAILED_SEC:  # nothing was to be done for the dead
+                self._dead_since = []
+
+    def _tell_planned(self, outcome: Outcome, began: float) -> None:
+        if not outcome.moved:
+            return
+        dead_since, self._dead_since = self._dead_since, []
+        if self._audience.active:
+            now = self._clock.now()
+            moved = Rebalanced(self._name, outcome.epoch, outcome.reason, outcome.moved, now - began)
+            self._audience.tell(moved)
+            for since in dead_since:
+                self._audience.tell(FailedOver(self._name, now - since))
 
     # -- certainty ---------------------------------------------------------------------------------------------
 
@@ -463,6 +503,8 @@ class Coordinator:
             "%s was taken for dead, or the cluster was formed anew; its tokens are gone, joining anew", self._name
         )
         self._certain = False
+        self._audience.tell(Evicted(self._name))
+        self._dead_since = []
         self._membership.incarnation = ""
         self._leadership.forget()
         self._handoff.lose_all()

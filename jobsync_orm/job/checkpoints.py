@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jobsync_orm.checkpoints import CheckpointBook, LoneCheckpoints
 from jobsync_orm.claims import Claim, finished
-from jobsync_orm.exceptions import NotRunning
+from jobsync_orm.exceptions import NotRunning, OwnershipLost
 from jobsync_orm.hashing import task_key
 from jobsync_orm.job.tasks import TaskCalls
+from jobsync_orm.observe import FenceRejected
 from jobsync_orm.positions import position_text
 from jobsync_orm.tasks import Task
 
@@ -72,7 +74,8 @@ class CheckpointCalls(TaskCalls):
         behind = self._behind(session, "checkpoint_async(task, position, session)")
         life, known = self._standing(key)
         fenced = behind is not None and self._touch(behind, [token])
-        self._checkpoint_book().write(key, token, text, life, known, behind, fenced=fenced)
+        with self._telling_refusal():
+            self._checkpoint_book().write(key, token, text, life, known, behind, fenced=fenced)
 
     async def checkpoint_async(self, task: Task | Any, position: Any, session: AnyAsyncSession | None = None) -> None:
         """:meth:`checkpoint`, in the transaction of an AsyncSession or in one of its own."""
@@ -110,13 +113,22 @@ class CheckpointCalls(TaskCalls):
         behind = self._behind(session, "clear_checkpoint_async(task, session)")
         life, known = self._standing(key)
         fenced = behind is not None and self._touch(behind, [token])
-        return self._checkpoint_book().clear(key, token, life, known, behind, fenced=fenced)
+        with self._telling_refusal():
+            return self._checkpoint_book().clear(key, token, life, known, behind, fenced=fenced)
 
     async def clear_checkpoint_async(self, task: Task | Any, session: AnyAsyncSession | None = None) -> bool:
         """:meth:`clear_checkpoint`, in the transaction of an AsyncSession or in one of its own."""
         if session is None:
             return bool(await finished(asyncio.to_thread(self.clear_checkpoint, task)))
         return await _run_in(session, lambda behind: self.clear_checkpoint(task, behind))
+
+    @contextlib.contextmanager
+    def _telling_refusal(self) -> Iterator[None]:
+        try:
+            yield
+        except OwnershipLost:
+            self.audience.tell(FenceRejected(self.node_name, "checkpoint"))
+            raise
 
     def _named(self, task: Task | Any) -> tuple[str, int]:
         id = task.id if isinstance(task, Task) else task

@@ -19,6 +19,7 @@ from jobsync_orm.coordinator import Coordinator
 from jobsync_orm.exceptions import ConfigurationError, NotRunning
 from jobsync_orm.hashing import hasher
 from jobsync_orm.naming import Names
+from jobsync_orm.observe import Audience, NodeStopped
 
 __all__ = ["Life", "check_node_name"]
 
@@ -68,6 +69,8 @@ class Life:
         self._lifecycle = threading.RLock()
         self._stopped = self._given_up = False
         self._pid = os.getpid()
+        self.audience = Audience()
+        """Who is told what happens to this node; see :mod:`jobsync_orm.observe`."""
         self._coordinator: Coordinator | None = None
         config = coordination_config
         self.names: Names | None = config.names if config else None
@@ -103,7 +106,9 @@ class Life:
             self._pid = os.getpid()  # a job made before a fork lives in the process that starts it
             if self._coordinator is not None or self._stopped:
                 raise NotRunning(f"{self.node_name} has been started or stopped before; make a new Job for a new start")
-            self._coordinator = Coordinator(config, self.node_name, self._on_rebalance, self._on_revoke)
+            self._coordinator = Coordinator(
+                config, self.node_name, self._on_rebalance, self._on_revoke, audience=self.audience
+            )
         try:
             deadline = time.monotonic() + self._wait_on_enter
             if config.create_tables:
@@ -142,6 +147,8 @@ class Life:
                     self._reset()
                 if engine is not None and engine is not getattr(self.coordination_config, "engine", None):
                     engine.dispose()
+                if first:
+                    self.audience.tell(NodeStopped(self.node_name))
 
     def give_up(self) -> None:
         """Make a :meth:`start` that waits in another thread leave the cluster and raise :class:`NotRunning`. Returns at

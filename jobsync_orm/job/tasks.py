@@ -14,6 +14,7 @@ from jobsync_orm.claims import Claim, Desk, LoneDesk, complete_async, finished
 from jobsync_orm.exceptions import ClaimRefused, ConfigurationError
 from jobsync_orm.hashing import task_key
 from jobsync_orm.job.ownership import OwnershipCalls
+from jobsync_orm.observe import TaskClaims
 from jobsync_orm.open_tasks import OpenTasks
 from jobsync_orm.tasks import Task, task_ids
 
@@ -85,7 +86,7 @@ class TaskCalls(OwnershipCalls):
     def _claim_desk(self) -> Desk | LoneDesk:
         with self._engine_guard:
             if self._desk is None:
-                self._desk = Desk(self.node_name, self._claim_book(), self._tasks, self._touch)
+                self._desk = Desk(self.node_name, self._claim_book(), self._tasks, self._touch, self.audience)
             return self._desk
 
     def _touch(self, session: Session, tokens: Sequence[int]) -> bool:
@@ -144,11 +145,14 @@ class TaskCalls(OwnershipCalls):
         for _ in range(TRIES):
             claims = self._claim([id])
             if claims:
+                self._tell_claims(1, 0)
                 return claims[0]
             refused = self._refusal(id)
             # What this life of the node has claimed it may claim anew, unless a transaction holds it.
             if refused is not None and (refused.reason, refused.holder) != ("claimed", self.node_name):
+                self._tell_claims(0, 1)
                 raise refused
+        self._tell_claims(0, 1)
         raise refused or ClaimRefused(
             f"task {id!r}: {self.node_name} cannot know at the moment whether its token is its own", "in doubt", None
         )
@@ -166,12 +170,12 @@ class TaskCalls(OwnershipCalls):
         list of Claim
             For those that could be claimed, in the order in which they were given.
         """
-        return self._claim(_many(tasks))
+        return self._claim_many(_many(tasks))
 
     async def claim_tasks_async(self, tasks: Iterable[Task | Any]) -> list[Claim]:
         """:meth:`claim_tasks`, without blocking the event loop."""
         ids = _many(tasks)
-        return await self._claiming(lambda: self._claim(ids))
+        return await self._claiming(lambda: self._claim_many(ids))
 
     def complete_claims(self, claims: Sequence[Claim], session: AnySession | None = None) -> None:
         """Complete many claims and write their audit rows, in one statement.
@@ -236,6 +240,17 @@ class TaskCalls(OwnershipCalls):
         if not mine or (not life and self.coordination_config is not None):
             return []
         return self._claim_desk().claim(mine, life, known)
+
+    def _claim_many(self, ids: list[Any]) -> list[Claim]:
+        claims = self._claim(ids)
+        self._tell_claims(len(claims), len(ids) - len(claims))
+        return claims
+
+    def _tell_claims(self, taken: int, refused: int) -> None:
+        if taken:
+            self.audience.tell(TaskClaims(self.node_name, "taken", taken))
+        if refused:
+            self.audience.tell(TaskClaims(self.node_name, "refused", refused))
 
     def _refusal(self, id: Any) -> ClaimRefused | None:
         key, token = task_key(id), self._token_of(id)
@@ -323,6 +338,7 @@ class TaskCalls(OwnershipCalls):
                 done = [claimed[key] for key in keys if key in claimed]
                 self._audit_book().add([Done(row.key, row.token, row.epoch, row.fence, row.at) for row in done])
                 added = [row.key for row in done]
+            self._tell_claims(len(added), len(mine) - len(added))
         finally:
             missing = set(added)
             self._tasks.remove(key for key in keys if key not in missing)

@@ -40,6 +40,7 @@ from sqlalchemy.sql.selectable import CTE, Subquery
 from jobsync_orm.coordinator.view import View
 from jobsync_orm.exceptions import ConfigurationError, FilterNotApplicable
 from jobsync_orm.naming import Names
+from jobsync_orm.observe import RowsClaimed
 from jobsync_orm.orm.criteria import Owner, owned_by, owned_tokens, token_mapper
 from jobsync_orm.orm.fenced_tables import fenced_table
 from jobsync_orm.orm.fenced_transaction import is_autocommit, transaction_of
@@ -122,6 +123,8 @@ def _claim(session: Session, job: Owner, statement: Any, limit: int) -> list[Any
     if view is not None and job.names is not None:
         stay = _staying(connection, job.names, job.node_name, view, {row[-1] for row in rows})
         rows = [row for row in rows if row[-1] in stay]
+    if rows and job.audience.active:
+        job.audience.tell(RowsClaimed(job.node_name, len(rows)))
     if single:
         return [row[0] for row in rows]
     return list(found.with_new_rows(rows)().columns(*range(width)).all())

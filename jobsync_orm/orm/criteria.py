@@ -38,6 +38,7 @@ from jobsync_orm.naming import DEFAULT_APPNAME, Names
 
 if TYPE_CHECKING:
     from jobsync_orm.coordinator.view import View
+    from jobsync_orm.observe import Audience
 
 __all__ = ["Owner", "owned_by"]
 
@@ -60,6 +61,10 @@ class Owner(Protocol):
     @property
     def hash_function(self) -> str:
         """Name of the cluster's hash function."""
+
+    @property
+    def audience(self) -> Audience:
+        """Who is told what happens."""
 
     def held_view(self) -> View | None:
         """What this node owned at its last refresh; None if it does not run. The commit fence asks for it."""

@@ -22,6 +22,7 @@ from sqlalchemy.sql.elements import ReleaseSavepointClause, RollbackToSavepointC
 from jobsync_orm.coordinator.view import View
 from jobsync_orm.exceptions import ConfigurationError, FenceNotApplicable, NotRunning, OwnershipLost
 from jobsync_orm.naming import Names
+from jobsync_orm.observe import FenceRejected
 from jobsync_orm.orm import fence
 from jobsync_orm.orm.criteria import Owner, running_name
 from jobsync_orm.orm.fenced_tables import FencedTable, fenced_table
@@ -77,6 +78,7 @@ class FencedTransaction:
         self._writes: list[Write] = []  # on their way: a default or a listener may execute others in the middle of one
         self._checked = False
         self._fenced = False
+        self._refused = False
 
     def join(self, session: Session, transaction: Transaction | None) -> bool:
         """Take ``session`` in, if ``transaction`` is this one. It may be one that an earlier session has left open."""
@@ -223,7 +225,13 @@ class FencedTransaction:
         lost = {token for token in tokens if not view.owned[token]}
         if lost:
             owners = self._quietly(fence.owners_seen, connection, self.names, lost)
+            self._tell_refused("write")
             raise OwnershipLost(lost, owners, self.job.node_name)
+
+    def _tell_refused(self, where: str) -> None:
+        if not self._refused:  # what is refused at COMMIT may be by the trigger, whose error passes twice
+            self._refused = True
+            self.job.audience.tell(FenceRejected(self.job.node_name, where))
 
     def _check_allowed(self, connection: Connection, targets: Sequence[FencedTable]) -> None:
         """Refuse the first write where there can be no fence."""
@@ -309,7 +317,11 @@ class FencedTransaction:
             last = tuple(connection.dispatch.commit)[-1] is _on_commit
             finish = fence.commit if last and fence.may_commit(connection) else fence.hold
             self._checked = finish is fence.commit  # what the trigger refuses then, it refuses at COMMIT
-            self._quietly(finish, connection, self.names, self.job.node_name, view, tokens)
+            try:
+                self._quietly(finish, connection, self.names, self.job.node_name, view, tokens)
+            except OwnershipLost:
+                self._tell_refused("commit")
+                raise
         self._checked = True
 
     def translate(self, connection: Connection, error: DBAPIError) -> OwnershipLost | None:
@@ -319,6 +331,7 @@ class FencedTransaction:
             return None
         # Earlier than at COMMIT there may be a savepoint to go back to, and no other transaction in between.
         owners = fence.owners_now(connection, self.names, tokens) if self._checked else {}
+        self._tell_refused("trigger")
         return OwnershipLost(tokens, owners, self.job.node_name)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import datetime
 import json
+from collections import Counter
 from collections.abc import Coroutine, Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
@@ -23,6 +24,7 @@ from sqlalchemy import Connection, TextClause, text
 from jobsync_orm.autocommit import listed
 from jobsync_orm.exceptions import InvalidJob, InvalidPayload, JobConflict
 from jobsync_orm.naming import Names
+from jobsync_orm.observe import JobsEnqueued
 from jobsync_orm.queue.commits import tell_at_commit
 from jobsync_orm.queue.enqueue import After, EnqueueCalls, Seconds
 from jobsync_orm.queue.insertion import LIVE_KEY, NOW, TRIES, Insertion, cast_text, unknown_jobs
@@ -158,6 +160,7 @@ class BulkCalls(EnqueueCalls):
             if not texts:
                 return []
             ids, state = self._bulk.of_a_type(connection, columns, rows)
+            self.audience.tell(JobsEnqueued(columns["type"], len(ids)))
             lane = (columns["type"], int(columns.get("priority", 0)), "key" in columns)
             self._tell(place, connection, {lane} if state == "pending" else set(), ids if state == "blocked" else ())
             return ids
@@ -179,6 +182,10 @@ class BulkCalls(EnqueueCalls):
             if not given:
                 return []
             ids, new = self._bulk.of_many(connection, given)
+            if self.audience.active:
+                types = Counter(columns["type"] for columns, state in zip(given, new, strict=True) if state is not None)
+                for type, many in types.items():
+                    self.audience.tell(JobsEnqueued(type, many))
             lanes = {
                 (columns["type"], int(columns.get("priority", 0)), "key" in columns)
                 for columns, state in zip(given, new, strict=True)

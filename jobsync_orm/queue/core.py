@@ -15,8 +15,10 @@ from jobsync_orm.autocommit import Autocommit, Row
 from jobsync_orm.config import POOL_SIZE, CoordinationConfig
 from jobsync_orm.exceptions import ConfigurationError
 from jobsync_orm.models import Models, for_app
+from jobsync_orm.observe import Audience
 from jobsync_orm.queue.options import LONGEST_SEC
 from jobsync_orm.queue.statements import QueueStatements
+from jobsync_orm.status import WITHIN
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -68,6 +70,8 @@ class QueueCore:
         self.check_types = bool(check_types)
         self.wakes = bool(wake)
         self.handlers: dict[str, Handler] = {}
+        self.audience = Audience()
+        """Who is told what this process does with the queue; see :mod:`jobsync_orm.observe`."""
         self.session_factory = session_factory
         self._engine: Engine | None = None
         self._database: Autocommit | None = None
@@ -107,14 +111,18 @@ class QueueCore:
                 self._database = Autocommit(self.engine)
             return self._database
 
-    def _walk(self, statement: TextClause, values: Mapping[str, object]) -> list[Row]:
+    def _walk(self, statement: TextClause, values: Mapping[str, object], within_sec: float | None = None) -> list[Row]:
         """The rows of a statement that is to walk the indexes it is written for, whatever the statistics say.
+
+        The server gives up after ``within_sec`` seconds.
 
         The settings for that are the transaction's, as the connection is the application's. If this process stops in
         the middle, the server rolls back before long.
         """
         with self.engine.execution_options(isolation_level="READ COMMITTED").begin() as connection:
             connection.execute(WALK)
+            if within_sec is not None:
+                connection.execute(WITHIN, {"limit": f"{within_sec * 1000:.0f}"})
             return list(connection.execute(statement, values))
 
     def async_engine(self) -> AsyncEngine:

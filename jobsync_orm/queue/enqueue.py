@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, overload
 from sqlalchemy import Connection, inspect
 
 from jobsync_orm.models.states import JobState
+from jobsync_orm.observe import JobsEnqueued
 from jobsync_orm.queue.commits import tell_at_commit
 from jobsync_orm.queue.core import QueueCore
 from jobsync_orm.queue.insertion import Insertion
@@ -232,6 +233,8 @@ class EnqueueCalls(QueueCore):
     def _put(self, place: Session | Connection, columns: dict[str, str]) -> Enqueued:
         connection = self._connection(place)
         job = self._insertion.one(connection, columns)
+        if self.audience.active and job.created:
+            self.audience.tell(JobsEnqueued(columns["type"], 1))
         if self.wakes and job.created:
             if job.state is JobState.PENDING:
                 lane = (columns["type"], int(columns.get("priority", 0)), "key" in columns)

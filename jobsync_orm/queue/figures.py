@@ -217,6 +217,13 @@ class Figures:
         by_type = {type: _put_together(type, found.of([type]), seconds, recent.get(type)) for type in types}
         return replace(_put_together(None, found.of(types), seconds, recent.get(None)), by_type=by_type)
 
+    def depths(self, walk: Callable[[TextClause, Mapping[str, object]], list[Row]]) -> dict[str, QueueStats]:
+        """For each type how many jobs are in which state, and how old the oldest is: :meth:`read` without attempts."""
+        pages = int(walk(self._pages, {"table": self._table})[0][0])
+        percent = min(100.0, 100.0 * SAMPLED_PAGES / max(pages, 1))
+        found = _Counts(walk(self._counts, {"percent": percent}), percent)
+        return {type: QueueStats(type, *found.of([type])) for type in sorted(found.types)}
+
 
 class _Counts:
     """The rows of the counting statement, put together."""

@@ -65,7 +65,8 @@ class Claiming:
         self.stale_at = 0.0
         self._survey_not_before = 0.0
         self._lanes = Lanes(pump.queue.ageing_sec)
-        self._clock_offset = 0.0  # the database's clock less time.monotonic(), in microseconds
+        self.clock_offset = 0.0
+        """The database's clock less ``time.monotonic()``, in microseconds; 0 as long as it is not known."""
         self._claim_most = batch
         self._claim_not_before = 0.0
 
@@ -76,7 +77,7 @@ class Claiming:
     def look_again(self, type: str, priority: int) -> None:
         """There may be jobs of this type and priority that no claim has seen."""
         if type in self._pump.handlers:
-            self._lanes.look_again(type, priority, int(time.monotonic() * 1e6 + self._clock_offset))
+            self._lanes.look_again(type, priority, int(time.monotonic() * 1e6 + self.clock_offset))
 
     def survey_soon(self) -> None:
         """Look everywhere."""
@@ -89,7 +90,7 @@ class Claiming:
         ((answer, clock),) = pump.line.session.prepared(self._sql.survey, array(pump.handlers), timeout=ANSWER_SEC)
         now = time.monotonic()
         self._lanes.surveyed([(type, priority, at) for type, priority, at in json.loads(answer or "[]")])
-        self._clock_offset = int(clock or 0) - now * 1e6
+        self.clock_offset = int(clock or 0) - now * 1e6
         self._survey_not_before = now + SURVEY_SHARE * (now - began)
         self.survey_at = max(now + pump.poll_sec, self._survey_not_before)
 

@@ -46,6 +46,8 @@ class Joining:
         Called when the cluster has changed.
     stopping : threading.Event
         Set when the worker is to stop, however far it has got.
+    audience : Audience
+        Who is told what happens to the node.
     """
 
     def __init__(
@@ -54,11 +56,13 @@ class Joining:
         node_name: str | None,
         on_rebalance: Callable[[], None],
         stopping: threading.Event,
+        audience: Audience,
     ) -> None:
         self._config = config
         self._node_name = node_name
         self._on_rebalance = on_rebalance
         self._stopping = stopping
+        self._audience = audience
         self._until = time.monotonic() + ENTER_SEC
         self._job: Job | None = None
 
@@ -127,6 +131,7 @@ class Joining:
 
     def _started(self, node_name: str, seconds: float) -> Job:
         self._job = job = Job(node_name, self._config, wait_on_enter=seconds, on_rebalance=self._on_rebalance)
+        job.audience = self._audience
         try:
             self.refuse_if_stopped()
             return job.start()

@@ -39,6 +39,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from jobsync_orm.coordinator.session import Session, array
+from jobsync_orm.observe import Audience, JobsRescued
 from jobsync_orm.queue.statements import QueueStatements
 from jobsync_orm.worker.attempts import Why
 
@@ -172,12 +173,15 @@ class Rescue:
         This worker.
     ready : callable
         Gets the places of the jobs that became ready.
+    audience : Audience, optional
+        Who is told of rescued jobs.
     """
 
-    def __init__(self, statements: QueueStatements, node: str, ready: Ready) -> None:
+    def __init__(self, statements: QueueStatements, node: str, ready: Ready, audience: Audience | None = None) -> None:
         self._statements = statements
         self._node = node
         self._ready = ready
+        self._audience = audience or Audience()
         self._dead = _Timer(RESCUE_SEC)
         self._overdue = _Timer(OVERDUE_SEC)
         self.rescued = 0
@@ -210,6 +214,7 @@ class Rescue:
                 timer.end()
             if rescued:
                 self.rescued += len(rescued)
+                self._audience.tell(JobsRescued(self._node, len(rescued)))
                 _log_rescued(rescued)
             if found := _places(places):
                 self._ready(found)

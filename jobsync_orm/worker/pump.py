@@ -9,7 +9,8 @@ What the loop's process holds, it holds as rows that say so, never as open trans
 point it finds, when it goes on, that its attempts are still its own, or that each of its writes changes nothing.
 
 The loop itself is here; each of its parts has a module: ``connecting`` (its connection), ``claiming`` (what to claim),
-``adopting`` (what it holds without knowing), ``reports`` (how attempts ended), ``chores`` (the rest), ``leaving``.
+``adopting`` (what it holds without knowing), ``reports`` (how attempts ended), ``chores`` (the rest), ``leaving``,
+``telling`` (whom to tell of it).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from jobsync_orm.worker.connecting import Line
 from jobsync_orm.worker.keyed import Keyed
 from jobsync_orm.worker.leaving import Leaving
 from jobsync_orm.worker.reports import Reports
+from jobsync_orm.worker.telling import Telling
 
 if TYPE_CHECKING:
     from jobsync_orm.queue import Handler, JobQueue
@@ -117,6 +119,7 @@ class Pump:
         self.adopting = Adopting(self, incarnation)
         self.chores = Chores(self)
         self.leaving = Leaving(self)
+        self.telling = Telling(self)
         self._asleep = False
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"jobsync-pump-{node_name}"[:40], daemon=True)
@@ -207,14 +210,19 @@ class Pump:
         handlers, executors, queue, name = self.handlers, self.executors, self.queue, self.node_name
         now = time.monotonic()
         many = 0
+        types: list[str] | None = [] if queue.audience.active else None
         for job in jobs:
             handler = handlers[job.type]
             attempt = Attempt(job, handler, JobContext(queue, job, name, CancelFlag()), now)
             self.under_way[job.id, job.attempt] = attempt
             executors[handler.kind].submit(attempt)
             many += 1
+            if types is not None:
+                types.append(job.type)
         self.counters.claimed += many
         self.counters.claimed_at = now
+        if types:
+            self.telling.claimed(types)
 
     def give_up(self, attempt: Attempt, why: Any) -> None:
         """End an attempt that should not run any more."""
@@ -293,6 +301,8 @@ class Pump:
         payloads = self.line.session.payloads.get(self.queue.names.queue_channel)
         if not payloads:
             return
+        if self.queue.audience.active:
+            self.telling.woken(len(payloads))
         for payload in payloads:
             if payload.startswith("{"):  # an order
                 self.chores.first = True

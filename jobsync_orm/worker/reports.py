@@ -86,11 +86,15 @@ class Reports:
         if self._pump.keyed is not None:
             self._pump.keyed.settled(attempt.job, JobState.PENDING)
         self._pump.counters.lost += 1
+        if self._pump.queue.audience.active:
+            self._pump.telling.lost(attempt)
 
     def write(self) -> None:
         """Write one batch of endings down."""
         pump = self._pump
         done, waiting = self._finishing.write(pump.line.session)
+        if done and pump.queue.audience.active:
+            pump.telling.ended(done)
         under_way, counters = pump.under_way, pump.counters
         completed = 0
         for attempt, ending in done:

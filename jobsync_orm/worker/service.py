@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 from jobsync_orm.exceptions import ConfigurationError, NotRunning
 from jobsync_orm.job import Job
 from jobsync_orm.job.life import check_node_name
+from jobsync_orm.observe import Audience, WorkerStopped
 from jobsync_orm.worker.assembly import Sizes, assemble
 from jobsync_orm.worker.health import WorkerHealth, examine
 from jobsync_orm.worker.joining import Joining
@@ -120,6 +121,8 @@ class JobWorker:
         for type in self._types or ():
             queue.handler_of(type)
         self._given = job
+        self.audience = Audience() if job is None else job.audience
+        """Who is told what happens to this worker's node; what happens to jobs is told by the queue's."""
         self._node_name = node_name
         self._grace_sec = grace_sec
         self._lifecycle = threading.RLock()
@@ -198,7 +201,7 @@ class JobWorker:
                 raise NotRunning("this worker has been started or stopped before; make a new JobWorker")
             handlers = self._handlers()
             self._pid = os.getpid()
-            self._joining = Joining(self.queue.config, self._node_name, self._rebalanced, self._stopping)
+            self._joining = Joining(self.queue.config, self._node_name, self._rebalanced, self._stopping, self.audience)
             if self._given is not None or not self.queue.config.create_tables:
                 # Before it is a node: one that comes and goes would move everybody's tokens.
                 self._joining.reach(lambda: check_tables(self.queue))
@@ -316,6 +319,7 @@ class JobWorker:
                     leaving.start()
                     left = max(NODE_SEC, until - time.monotonic())
                     leaving.join(min(left, GONE_SEC) if pump is not None and pump.is_away else left)
+            self.queue.audience.tell(WorkerStopped(self.node_name or ""))
 
     def run(self) -> None:
         """Start, run jobs until SIGTERM or SIGINT or :meth:`stop`, and stop.

@@ -38,7 +38,7 @@ class Upkeep:
         self._pump = pump
         sql, node = pump.queue.statements, pump.node_name
         self.promotion = Promotion(sql, self._ready, poll_sec)
-        self.rescue = Rescue(sql, node, self._ready)
+        self.rescue = Rescue(sql, node, self._ready, pump.queue.audience)
         self.presence = Presence(
             sql,
             node,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sqlalchemy import ForeignKey, Text
 from sqlalchemy.orm import (
@@ -15,6 +15,7 @@ from sqlalchemy.orm import (
 )
 
 from jobsync_orm.naming import Names
+from jobsync_orm.observe import Audience
 from jobsync_orm.orm import TokenOwned
 
 DEFAULT = Names()
@@ -28,6 +29,7 @@ class FakeJob:
     names: Names | None = DEFAULT
     total_tokens: int = 10_000
     hash_function: str = "double_sha256"
+    audience: Audience = field(default_factory=Audience)
 
 
 class Base(DeclarativeBase):
