@@ -1,0 +1,322 @@
+"""What Prometheus gets to see of real nodes, queues and workers."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy import URL, Engine, create_engine, event, text
+
+from jobsync_orm import ConfigurationError, CoordinationConfig, Discard, Job, JobQueue, JobWorker, OwnershipLost
+from jobsync_orm.integrations import prometheus
+from jobsync_orm.integrations.catalogue import METRICS
+from jobsync_orm.orm import OwnedSession
+from tests.integration.claiming import give_away
+from tests.integration.cluster import QUICK, ROOT, Cluster, wait_for
+from tests.integration.orm.models import Base, Item
+
+
+class Scrape:
+    """Samples of a registry, as its HTTP server would send them."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.families = list(text_string_to_metric_families(generate_latest(registry).decode()))
+        self.samples = [sample for family in self.families for sample in family.samples]
+
+    def all(self, name: str, **labels: str) -> dict[frozenset[tuple[str, str]], float]:
+        return {
+            frozenset(sample.labels.items()): sample.value
+            for sample in self.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        }
+
+    def one(self, name: str, **labels: str) -> float | None:
+        """The value of the only such sample; None if there is none."""
+        found = self.all(name, **labels)
+        assert len(found) <= 1, found
+        return next(iter(found.values()), None)
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+def test_a_cluster_of_two_one_of_which_is_killed(
+    config: CoordinationConfig, cluster: Cluster, engine: Engine, registry: CollectorRegistry
+) -> None:
+    job = Job("w1", config)
+    prometheus.register(job, registry=registry, read_every_sec=0.01)
+    assert Scrape(registry).one("jobsync_tokens_owned") is None, "it has not been started"
+    with job:
+        found = Scrape(registry)
+        w1 = {"appname": "sync_", "node": "w1"}
+        assert found.one("jobsync_tokens_owned", **w1) == 10_000
+        assert found.one("jobsync_healthy", **w1) == 1
+        assert found.one("jobsync_leader", **w1) == 1
+        assert found.one("jobsync_live_nodes", **w1) == 1
+        assert found.one("jobsync_epoch", **w1) == found.one("jobsync_applied_epoch", **w1) == job.token_version
+        assert 0 < (found.one("jobsync_lease_remaining_seconds", **w1) or 0) <= QUICK["heartbeat_timeout_sec"]
+        assert abs((found.one("jobsync_last_heartbeat_timestamp_seconds", **w1) or 0) - time.time()) < 30
+        assert found.one("jobsync_rebalances_total", reason="initial", **w1) == 1
+        assert found.one("jobsync_tokens_moved_total", **w1) == 10_000
+        assert (found.one("jobsync_heartbeat_duration_seconds_count", **w1) or 0) > 0
+        assert found.one("jobsync_cluster_nodes") == 1
+        assert found.one("jobsync_parked_tokens") == found.one("jobsync_draining_tokens") == 0
+        assert found.one("jobsync_handoff_duration_seconds_count") is None
+        assert found.one("jobsync_failover_duration_seconds_count") is None
+
+        other = cluster.add("w2")
+        wait_for(lambda: len(other.held()) > 0, "w2 has joined")
+        wait_for(lambda: Scrape(registry).one("jobsync_cluster_nodes") == 2, "the tables are read again")
+        found = Scrape(registry)
+        assert found.one("jobsync_tokens_owned", **w1) == 5_000
+        assert found.one("jobsync_handoff_duration_seconds_count", **w1) == 1
+        assert found.one("jobsync_tokens_lost_total", **w1) == 5_000
+
+        other.signal(signal.SIGKILL)
+        wait_for(lambda: Scrape(registry).one("jobsync_failover_duration_seconds_count", **w1) == 1, "it is counted")
+        wait_for(lambda: len(job.my_tokens) == 10_000, "w1 has all")
+        found = Scrape(registry)
+        assert 0 < (found.one("jobsync_failover_duration_seconds_sum", **w1) or 0) < 30
+        assert found.one("jobsync_nodes_taken_for_dead_total", **w1) == 1
+        assert found.one("jobsync_rebalances_total", reason="leave", **w1) == 1
+
+        Base.metadata.create_all(engine)
+        with OwnedSession(engine, job=job) as session:
+            session.add(Item(sku="k1"))
+            session.flush()
+            give_away(engine, job.task_to_token("k1"), "w2")
+            with pytest.raises(OwnershipLost):
+                session.commit()
+        job.claim_task("t").release()
+        found = Scrape(registry)
+        assert found.one("jobsync_fence_rejections_total", where="commit", **w1) == 1
+        assert found.one("jobsync_task_claims_total", result="taken", **w1) == 1
+        assert found.one("jobsync_task_claims_total", result="released", **w1) == 1
+    wait_for(lambda: not list(registry.collect()), "nothing of a stopped job is left in the registry")
+    assert not job.audience.observers
+
+
+def test_a_worker(queue: JobQueue, registry: CollectorRegistry) -> None:
+    @queue.handler("work", max_retries=1, backoff=lambda failures, error: 0.01)
+    def work(ctx: Any, then: str = "") -> None:
+        if then == "fail":
+            raise ValueError("as it is to")
+        if then == "discard":
+            raise Discard("no use")
+
+    worker = JobWorker(queue, node_name="w1", concurrency=2)
+    prometheus.register(worker, registry=registry, read_every_sec=0.01)
+    with worker:
+        wait_for(lambda: worker.health().turn_sec is not None, "it turns")
+        ids = [queue.submit("work", {"then": then}).id for then in ("", "fail", "discard")]
+        queue.submit("work", delay=3600)
+        wait_for(lambda: all(queue.status(id).finished_at for id in ids), "all have finished")
+        wait_for(lambda: Scrape(registry).one("jobsync_attempts_total", outcome="completed") == 1, "all are counted")
+        found = Scrape(registry)
+        of_type = {"appname": "sync_", "node": "w1", "type": "work"}
+        assert found.one("jobsync_jobs_enqueued_total", appname="sync_", type="work") == 4
+        assert found.one("jobsync_jobs_claimed_total", **of_type) == 4
+        assert found.one("jobsync_attempts_total", outcome="failed", **of_type) == 2
+        assert found.one("jobsync_attempts_total", outcome="discarded", **of_type) == 1
+        assert found.one("jobsync_retries_total", **of_type) == 1
+        assert found.one("jobsync_attempt_duration_seconds_count", **of_type) == 4
+        assert found.one("jobsync_pickup_latency_seconds_count", **of_type) == 4
+        assert (found.one("jobsync_pickup_latency_seconds_sum", **of_type) or 0) < 30
+        assert (found.one("jobsync_wake_ups_total", node="w1") or 0) > 0
+        assert found.one("jobsync_worker_healthy", node="w1") == 1
+        assert found.one("jobsync_worker_running_attempts", node="w1") == 0
+        assert found.one("jobsync_worker_abandoned_attempts", node="w1") == 0
+        assert found.one("jobsync_queue_jobs", type="work", state="scheduled") == 1
+        assert found.one("jobsync_queue_jobs", type="work", state="pending") == 0
+        assert found.all("jobsync_queue_jobs", state="failed") == {}, "finished jobs are not counted"
+        assert found.one("jobsync_queue_oldest_pending_seconds", type="work") == 0
+        assert found.one("jobsync_tokens_owned", node="w1") == 10_000
+    wait_for(lambda: not list(registry.collect()), "nothing of a stopped worker is left in the registry")
+    assert not queue.audience.observers
+    assert not worker.audience.observers
+
+
+def test_a_worker_that_stops_before_its_job(
+    config: CoordinationConfig, queue: JobQueue, registry: CollectorRegistry
+) -> None:
+    queue.register("work", lambda ctx: None)
+    with Job("w1", config) as job:
+        prometheus.register(job, registry=registry)
+        with JobWorker(queue, job=job) as worker:
+            prometheus.register(worker, registry=registry)
+            assert Scrape(registry).one("jobsync_worker_healthy", node="w1") is not None
+        wait_for(lambda: Scrape(registry).one("jobsync_worker_healthy") is None, "the worker is out")
+        assert Scrape(registry).one("jobsync_tokens_owned", node="w1") == 10_000
+        assert not queue.audience.observers
+    wait_for(lambda: not list(registry.collect()), "the job is out")
+
+
+def test_one_that_only_enqueues_and_one_that_only_exports(queue: JobQueue, registry: CollectorRegistry) -> None:
+    exporter = CollectorRegistry()
+    kept = prometheus.register(queue, registry=registry)
+    reads = prometheus.register(queue, registry=exporter, reads="always")
+    queue.submit("mail")
+    found = Scrape(registry)
+    assert found.one("jobsync_jobs_enqueued_total", type="mail") == 1
+    assert found.one("jobsync_queue_jobs", type="mail", state="pending") is None
+    found = Scrape(exporter)
+    assert found.one("jobsync_queue_jobs", type="mail", state="pending") == 1
+    assert (found.one("jobsync_queue_oldest_pending_seconds", type="mail") or 0) > 0
+    kept.unregister()
+    kept.unregister()
+    assert list(registry.collect()) == []
+    assert len(queue.audience.observers) == 1
+    reads.unregister()
+    assert not queue.audience.observers
+    prometheus.register(queue, registry=registry).unregister()
+
+
+def test_several_in_one_registry(config: CoordinationConfig, registry: CollectorRegistry) -> None:
+    with Job("w1", config) as one:
+        prometheus.register(one, registry=registry)
+        with Job("w2", config) as two:
+            prometheus.register(two, registry=registry)
+            found = Scrape(registry)
+            assert [found.one("jobsync_tokens_owned", node=node) for node in ("w1", "w2")] == [5_000, 5_000]
+            assert [found.one("jobsync_leader", node=node) for node in ("w1", "w2")] == [1, 0]
+            assert found.one("jobsync_cluster_nodes") == 2, "the leader has read it"
+            names = [family.name for family in found.families]
+            assert len(names) == len(set(names)), "each metric is told of once"
+        wait_for(lambda: Scrape(registry).one("jobsync_tokens_owned", node="w2") is None, "w2 is out")
+        assert not Scrape(registry).all("jobsync_tokens_gained_total", node="w2")
+        assert Scrape(registry).one("jobsync_tokens_owned", node="w1") is not None
+
+
+def test_one_that_does_not_lead_reads_no_tables(config: CoordinationConfig, engine: Engine) -> None:
+    mine = create_engine(engine.url)
+    with Job("w1", config), Job("w2", CoordinationConfig(engine=mine, **QUICK)) as follower:
+        registry = CollectorRegistry()
+        prometheus.register(follower, registry=registry)
+        sent: list[str] = []
+        event.listen(mine, "before_cursor_execute", lambda *arguments: sent.append(arguments[2]))
+        found = Scrape(registry)
+        assert found.one("jobsync_tokens_owned", node="w2") == 5_000
+        assert found.one("jobsync_cluster_nodes") is None
+        assert sent == []
+    mine.dispose()
+
+
+def test_the_tables_are_read_at_most_so_often(config: CoordinationConfig, engine: Engine) -> None:
+    mine = create_engine(engine.url)
+    with Job("w1", CoordinationConfig(engine=mine, **QUICK)) as job:
+        registry = CollectorRegistry()
+        prometheus.register(job, registry=registry, read_every_sec=3600)
+        sent: list[str] = []
+        event.listen(mine, "before_cursor_execute", lambda *arguments: sent.append(arguments[2]))
+        for _ in range(5):
+            assert Scrape(registry).one("jobsync_cluster_nodes") == 1
+        assert len([sql for sql in sent if "sync_token" in sql]) == 1
+        assert len(sent) == 2, "and its limit of time"
+    mine.dispose()
+
+
+def test_a_database_that_does_not_answer(queue: JobQueue, engine: Engine, registry: CollectorRegistry) -> None:
+    """Neither a scrape nor the server waits for long, and figures that are too old are not told."""
+    registration = prometheus.register(queue, registry=registry, reads="always", read_every_sec=0.1, deadline_sec=0.5)
+    queue.submit("mail")
+    assert Scrape(registry).one("jobsync_queue_jobs", type="mail", state="pending") == 1
+    with engine.begin() as other:
+        other.execute(text("LOCK TABLE sync_job"))
+        time.sleep(0.1)
+        began = time.monotonic()
+        found = Scrape(registry)
+        assert time.monotonic() - began < 5
+        assert found.one("jobsync_jobs_enqueued_total", type="mail") is not None, "what needs no tables is told"
+        wait_for(lambda: Scrape(registry).one("jobsync_queue_jobs", type="mail", state="pending") is None, "it is old")
+        wait_for(
+            lambda: (Scrape(registry).one("jobsync_database_read_failures_total") or 0) >= 1, "the server has given up"
+        )
+    wait_for(lambda: Scrape(registry).one("jobsync_queue_jobs", type="mail", state="pending") == 1, "it is back")
+    registration.unregister()
+
+
+def test_what_is_forgotten_goes(config: CoordinationConfig, registry: CollectorRegistry) -> None:
+    queue = JobQueue(config)
+    prometheus.register(queue, registry=registry)
+    queue.dispose()
+    del queue
+    gc.collect()
+    list(registry.collect())
+    assert list(registry.collect()) == []
+
+
+@pytest.mark.parametrize(
+    ("things", "settings", "message"),
+    [
+        ((), {}, "needs a Job"),
+        (("w1",), {}, "'w1' has no metrics"),
+        ((Job("alone"),), {}, "standalone"),
+        ((Job("w1", CoordinationConfig(url="postgresql://h/d")),), {"reads": "sometimes"}, "reads='sometimes'"),
+        ((Job("w1", CoordinationConfig(url="postgresql://h/d")),), {"read_every_sec": 0}, "read_every_sec=0"),
+        ((Job("w1", CoordinationConfig(url="postgresql://h/d")),), {"deadline_sec": True}, "deadline_sec=True"),
+    ],
+)
+def test_what_cannot_be(things: Any, settings: Any, message: str, registry: CollectorRegistry) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        prometheus.register(*things, registry=registry, **settings)
+    assert list(registry.collect()) == []
+
+
+def test_everything_in_the_list_is_described(queue: JobQueue, registry: CollectorRegistry) -> None:
+    registration = prometheus.register(queue, registry=registry)
+    assert {family.name for family in registry.collect()} == {metric.prometheus_name for metric in METRICS}
+    registration.unregister()
+
+
+CHILD = """
+    import sys
+    import prometheus_client
+    from jobsync_orm import CoordinationConfig, JobQueue, observe
+    from jobsync_orm.integrations import prometheus
+
+    queue = JobQueue(CoordinationConfig(url=sys.argv[1]))
+    prometheus.register(queue, registry=prometheus_client.CollectorRegistry())
+    queue.submit("mail")
+    assert observe.flush(10)
+    queue.dispose()
+"""
+
+PARENT = """
+    from prometheus_client import CollectorRegistry, generate_latest
+    from prometheus_client.multiprocess import MultiProcessCollector
+
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry)
+    print(generate_latest(registry).decode())
+"""
+
+
+def test_several_processes_behind_one_port(database: URL, tmp_path: Path) -> None:
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+
+    def run(program: str, *arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", textwrap.dedent(program), *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    for _ in range(2):
+        run(CHILD, database.render_as_string(hide_password=False))
+    assert 'jobsync_jobs_enqueued_total{appname="sync_",type="mail"} 2.0' in run(PARENT)
