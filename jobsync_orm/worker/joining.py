@@ -18,6 +18,7 @@ from jobsync_orm.coordinator.admission import refusal
 from jobsync_orm.coordinator.session import SessionLost
 from jobsync_orm.exceptions import NodeNameInUse, NotRunning
 from jobsync_orm.job import Job
+from jobsync_orm.observe import Audience
 from jobsync_orm.worker.names import FreeName
 
 __all__ = ["Joining"]
