@@ -10,7 +10,7 @@ all of them two may meet in a deadlock. Nothing has been done then: the statemen
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Engine, TextClause
@@ -24,10 +24,16 @@ Row = Sequence[Any]
 
 
 class Autocommit:
-    """Executes statements on connections of ``engine``, without BEGIN and COMMIT."""
+    """Executes statements on connections of ``engine``, without BEGIN and COMMIT.
 
-    def __init__(self, engine: Engine) -> None:
+    ``explained`` may give the error to raise instead of the database's.
+    """
+
+    def __init__(
+        self, engine: Engine, explained: Callable[[DBAPIError], Exception | None] = lambda error: None
+    ) -> None:
         self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._explained = explained
 
     def execute(self, statement: TextClause, values: Mapping[str, object]) -> list[Row]:
         """The rows of a statement that must not be sent twice."""
@@ -36,7 +42,12 @@ class Autocommit:
             with self._engine.connect() as connection:
                 return list(connection.execute(statement, values))
 
-        return repeated(send)
+        try:
+            return repeated(send)
+        except DBAPIError as error:
+            if (told := self._explained(error)) is None:
+                raise
+            raise told from error
 
     def repeat(self, statement: TextClause, values: Mapping[str, object]) -> tuple[list[Row], bool]:
         """The rows of a statement that may be executed twice, and whether it may have been.

@@ -7,6 +7,7 @@ wrong type, a deadline) it derives from that built-in too, so code that catches 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 __all__ = [
     "ClaimEnded",
@@ -29,6 +30,7 @@ __all__ = [
     "LockConflict",
     "LockNotAcquired",
     "NodeNameInUse",
+    "NotFinished",
     "NotRunning",
     "OwnershipLost",
     "PooledConnection",
@@ -223,6 +225,20 @@ class JobCancelled(JobsyncError):
 
 class JobTimeout(JobsyncError, TimeoutError):
     """An attempt took longer than its job's ``timeout``."""
+
+
+class NotFinished(JobsyncError, TimeoutError):
+    """A job that was waited for has not finished in time.
+
+    Attributes
+    ----------
+    status : JobStatus
+        Of the job at that moment.
+    """
+
+    def __init__(self, message: str, status: Any) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class ProcessDied(JobsyncError):

@@ -22,10 +22,10 @@ __all__ = [
 
 PROTOCOL_VERSION = 1
 
-# undefined_table, invalid_schema_name
-MISSING = ("42P01", "3F000")
-
 UNDEFINED_COLUMN = "42703"
+
+# undefined_table, invalid_schema_name, undefined_function
+MISSING = ("42P01", "3F000", "42883", UNDEFINED_COLUMN)
 
 # What waiting will not mend. (A server that speaks another language is found out by the deadline.)
 _REFUSED = re.compile(
@@ -110,13 +110,16 @@ class Admission:
 
 def _upgrade(config: CoordinationConfig) -> str:
     command = f"jobsync-orm db upgrade --appname {config.appname}"
-    return command if config.schema is None else f"{command} --schema {config.schema!r}"
+    if config.schema is not None:
+        command = f"{command} --schema {config.schema!r}"
+    return f"{command} --url postgresql+psycopg://USER@HOST/DATABASE"
 
 
 def not_ready(config: CoordinationConfig) -> SchemaNotReady:
     """The error for missing tables."""
     return SchemaNotReady(
-        f"the tables of appname {config.appname!r} are not there: run `{_upgrade(config)}`, call "
+        f"the tables of appname {config.appname!r} are not there, or older than this version: run "
+        f"`{_upgrade(config)}`, call "
         "jobsync_orm.migrate.upgrade(), or give CoordinationConfig(create_tables=True)"
     )
 

@@ -17,9 +17,9 @@ from jobsync_orm.queue.manual import ManualCalls
 from jobsync_orm.queue.new_jobs import Enqueued, NewJob
 from jobsync_orm.queue.outcomes import Discard, Retry, Snooze
 from jobsync_orm.queue.periodic import ScheduleCalls
-from jobsync_orm.queue.reading import ReadingCalls
 from jobsync_orm.queue.retention import RetentionCalls
 from jobsync_orm.queue.schedule import Schedule, ScheduleStatus
+from jobsync_orm.queue.waiting import WaitCalls
 
 __all__ = [
     "Backoff",
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 
-class JobQueue(ScheduleCalls, ManualCalls, BulkCalls, HandlerCalls, ControlCalls, ReadingCalls, RetentionCalls):
+class JobQueue(ScheduleCalls, ManualCalls, BulkCalls, HandlerCalls, ControlCalls, WaitCalls, RetentionCalls):
     """Jobs in the application's own database.
 
     Parameters

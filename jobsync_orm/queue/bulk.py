@@ -20,6 +20,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
 
 from sqlalchemy import Connection, TextClause, text
+from sqlalchemy.exc import DBAPIError
 
 from jobsync_orm.autocommit import listed
 from jobsync_orm.exceptions import InvalidJob, InvalidPayload, JobConflict
@@ -27,7 +28,7 @@ from jobsync_orm.naming import Names
 from jobsync_orm.observe import JobsEnqueued
 from jobsync_orm.queue.commits import tell_at_commit
 from jobsync_orm.queue.enqueue import After, EnqueueCalls, Seconds
-from jobsync_orm.queue.insertion import LIVE_KEY, NOW, TRIES, Insertion, cast_text, unknown_jobs
+from jobsync_orm.queue.insertion import LIVE_KEY, NOW, TRIES, Insertion, cast_text, stuck_behind, unknown_jobs
 from jobsync_orm.queue.new_jobs import NewJob, payload_of
 from jobsync_orm.queue.options import brief
 from jobsync_orm.queue.places import at, no_place
@@ -159,7 +160,12 @@ class BulkCalls(EnqueueCalls):
             connection = self._connection(place)
             if not texts:
                 return []
-            ids, state = self._bulk.of_a_type(connection, columns, rows)
+            try:
+                ids, state = self._bulk.of_a_type(connection, columns, rows)
+            except DBAPIError as error:
+                if (told := self._not_ready(error)) is None:
+                    raise
+                raise told from error
             self.audience.tell(JobsEnqueued(columns["type"], len(ids)))
             lane = (columns["type"], int(columns.get("priority", 0)), "key" in columns)
             self._tell(place, connection, {lane} if state == "pending" else set(), ids if state == "blocked" else ())
@@ -181,7 +187,12 @@ class BulkCalls(EnqueueCalls):
             connection = self._connection(place)
             if not given:
                 return []
-            ids, new = self._bulk.of_many(connection, given)
+            try:
+                ids, new = self._bulk.of_many(connection, given)
+            except DBAPIError as error:
+                if (told := self._not_ready(error)) is None:
+                    raise
+                raise told from error
             if self.audience.active:
                 types = Counter(columns["type"] for columns, state in zip(given, new, strict=True) if state is not None)
                 for type, many in types.items():
@@ -228,16 +239,18 @@ class _Bulk:
         statement = self._known.get(shape)
         if statement is None:
             statement = self._known[shape] = text(self._sql_of_a_type(shape))
-        found, state, unknown = connection.execute(statement, {**columns, "rows": rows}).one()
+        found, state, unknown, stuck = connection.execute(statement, {**columns, "rows": rows}).one()
         if unknown is not None:
             raise unknown_jobs(unknown)
-        return sorted(json.loads(found)), state
+        ids = sorted(json.loads(found))
+        stuck_behind(ids, stuck)
+        return ids, state
 
     def _sql_of_a_type(self, columns: tuple[str, ...]) -> str:
         job, dependency = self._names.text("job"), self._names.text("job_dependency")
         values, state = self._insertion.values(columns)
         values["payload"] = "r.v"
-        unknown = "CAST(NULL AS text)"
+        unknown = stuck = "CAST(NULL AS text)"
         before = waits = only = ""
         if "after" in columns:
             before = f"""
@@ -251,6 +264,7 @@ class _Bulk:
             waits = f""",
             waits AS (INSERT INTO {dependency} (after_id, job_id) SELECT before.id, new.id FROM before, new)"""
             unknown = "(SELECT CAST(json_agg(id ORDER BY id) AS text) FROM before WHERE state IS NULL)"
+            stuck = "(SELECT CAST(json_agg(id ORDER BY id) AS text) FROM before WHERE state IN ('failed', 'cancelled'))"
         values["state"] = state
         return f"""
             WITH {before}
@@ -259,7 +273,7 @@ class _Bulk:
                 FROM jsonb_array_elements(CAST({cast_text("rows")} AS jsonb)) WITH ORDINALITY AS r (v, n) {only}
                 ORDER BY r.n
                 RETURNING id, state){waits}
-            SELECT CAST(json_agg(id) AS text), min(state), {unknown} FROM new"""
+            SELECT CAST(json_agg(id) AS text), min(state), {unknown}, {stuck} FROM new"""
 
     def of_many(self, connection: Connection, given: Sequence[dict[str, str]]) -> tuple[list[int], list[str | None]]:
         """Jobs with options of their own: their ids in order, and the states of those that are new.
@@ -300,10 +314,13 @@ class _Bulk:
         statement = self._by_features.get(features)
         if statement is None:
             statement = self._by_features[features] = text(self._sql_of_many(*features))
-        written, unknown = connection.execute(statement, {"rows": _joined([_row(columns) for columns in given])}).one()
+        values = {"rows": _joined([_row(columns) for columns in given])}
+        written, unknown, stuck = connection.execute(statement, values).one()
         if unknown is not None:
             raise unknown_jobs(unknown)
         rows: list[Written | None] = json.loads(written)
+        for job, behind in json.loads(stuck or "{}").items():
+            stuck_behind([int(job)], json.dumps(behind))
         return rows
 
     def _sql_of_many(self, has_after: bool, idempotent: bool) -> str:
@@ -315,7 +332,7 @@ class _Bulk:
         )
         state = f"CASE WHEN {run_at} > {NOW} THEN 'scheduled' ELSE 'pending' END"
         before = waits = only = ""
-        unknown = "CAST(NULL AS text)"
+        unknown = stuck = "CAST(NULL AS text)"
         if has_after:
             before = f"""
             before AS MATERIALIZED (
@@ -330,6 +347,9 @@ class _Bulk:
                 INSERT INTO {dependency} (after_id, job_id)
                 SELECT b.after_id, b.job_id FROM before b JOIN new ON new.id = b.job_id)"""
             unknown = "(SELECT CAST(json_agg(DISTINCT after_id) AS text) FROM before WHERE state IS NULL)"
+            stuck = """(SELECT CAST(json_object_agg(job_id, behind) AS text) FROM (
+                SELECT b.job_id, json_agg(b.after_id ORDER BY b.after_id) AS behind
+                FROM before b JOIN new ON new.id = b.job_id WHERE b.state IN ('failed', 'cancelled') GROUP BY 1) s)"""
         values = {
             "id": "g.id",
             "type": "g.v ->> 'type'",
@@ -359,7 +379,7 @@ class _Bulk:
                 ORDER BY g.n {conflict}
                 RETURNING id, state){waits}
             SELECT CAST(json_agg(CASE WHEN new.id IS NOT NULL THEN json_build_array(new.id, new.state) END
-                    ORDER BY g.n) AS text), {unknown}
+                    ORDER BY g.n) AS text), {unknown}, {stuck}
             FROM given g LEFT JOIN new ON new.id = g.id"""
 
 

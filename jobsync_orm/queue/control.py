@@ -56,7 +56,8 @@ from jobsync_orm.exceptions import InvalidJob, JobConflict, UnknownJob
 from jobsync_orm.models.states import LIVE, JobState
 from jobsync_orm.naming import Names
 from jobsync_orm.queue.core import QueueCore
-from jobsync_orm.queue.options import brief, job_id, job_type, priority_number, states_among, storable
+from jobsync_orm.queue.new_jobs import Enqueued, id_of
+from jobsync_orm.queue.options import brief, job_type, priority_number, states_among, storable
 
 __all__ = ["ControlCalls", "Pause"]
 
@@ -186,13 +187,13 @@ class ControlCalls(QueueCore):
     def _control(self) -> ControlStatements:
         return ControlStatements(self.names)
 
-    def cancel(self, id: int) -> JobState:
+    def cancel(self, id: int | Enqueued) -> JobState:
         """Have a job not run, or no longer.
 
         Parameters
         ----------
-        id : int
-            The job.
+        id : int or Enqueued
+            The job, or what enqueueing it returned.
 
         Returns
         -------
@@ -208,21 +209,21 @@ class ControlCalls(QueueCore):
         """
         before, after, _ = self._one(self._control.cancel, id)
         if after is None and before in (JobState.COMPLETED, JobState.FAILED):
-            raise JobConflict(f"job {id} is {before}, so there is nothing to cancel")
+            raise JobConflict(f"job {id_of(id)} is {before}, so there is nothing to cancel")
         return before if after is None else after
 
-    async def cancel_async(self, id: int) -> JobState:
+    async def cancel_async(self, id: int | Enqueued) -> JobState:
         """:meth:`cancel`, without blocking the event loop."""
         state: JobState = await finished(asyncio.to_thread(self.cancel, id))
         return state
 
-    def retry(self, id: int) -> JobState:
+    def retry(self, id: int | Enqueued) -> JobState:
         """Have a job that has failed, was cancelled or backs off run now, with all its retries.
 
         Parameters
         ----------
-        id : int
-            The job.
+        id : int or Enqueued
+            The job, or what enqueueing it returned.
 
         Returns
         -------
@@ -240,11 +241,11 @@ class ControlCalls(QueueCore):
             try:
                 before, after, again = self._one(self._control.retry, id)
             except IntegrityError:
-                holders = self._read(self._control.holder, {"id": id})
+                holders = self._read(self._control.holder, {"id": id_of(id)})
                 if holders:
                     other, state, type, key = holders[0]
                     raise JobConflict(
-                        f"job {id} cannot be retried: job {other} ({state}) of the same type {type!r} has its "
+                        f"job {id_of(id)} cannot be retried: job {other} ({state}) of the same type {type!r} has its "
                         f"idempotency key {brief(key)}; wait for that one, or cancel it"
                     ) from None
                 continue  # it has finished in between
@@ -252,22 +253,24 @@ class ControlCalls(QueueCore):
                 return before  # by the first sending, whose answer was lost
             if after is None:
                 why = "has completed" if before is JobState.COMPLETED else f"is {before}, so it is to run anyway"
-                raise JobConflict(f"job {id} {why}: failed, cancelled and retrying jobs can be retried")
+                raise JobConflict(f"job {id_of(id)} {why}: failed, cancelled and retrying jobs can be retried")
             return after
-        raise JobConflict(f"job {id} cannot be retried: again and again there is a live job with its idempotency key")
+        raise JobConflict(
+            f"job {id_of(id)} cannot be retried: again and again there is a live job with its idempotency key"
+        )
 
-    async def retry_async(self, id: int) -> JobState:
+    async def retry_async(self, id: int | Enqueued) -> JobState:
         """:meth:`retry`, without blocking the event loop."""
         state: JobState = await finished(asyncio.to_thread(self.retry, id))
         return state
 
-    def reprioritise(self, id: int, priority: int) -> JobState:
+    def reprioritise(self, id: int | Enqueued, priority: int) -> JobState:
         """Give a job that waits another priority.
 
         Parameters
         ----------
-        id : int
-            The job.
+        id : int or Enqueued
+            The job, or what enqueueing it returned.
         priority : int
             A :class:`~jobsync_orm.models.JobPriority` or any whole number; the larger goes first. Jobs of one key keep
             their order whatever their priorities.
@@ -288,10 +291,10 @@ class ControlCalls(QueueCore):
         """
         before, after, _ = self._one(self._control.reprioritise, id, priority=priority_number(priority))
         if after is None:
-            raise JobConflict(f"job {id} is {before}: only a job that waits can get another priority")
+            raise JobConflict(f"job {id_of(id)} is {before}: only a job that waits can get another priority")
         return after
 
-    async def reprioritise_async(self, id: int, priority: int) -> JobState:
+    async def reprioritise_async(self, id: int | Enqueued, priority: int) -> JobState:
         """:meth:`reprioritise`, without blocking the event loop."""
         state: JobState = await finished(asyncio.to_thread(self.reprioritise, id, priority))
         return state
@@ -413,9 +416,9 @@ class ControlCalls(QueueCore):
 
         The state after is None if the statement did nothing.
         """
-        rows, again = self._autocommit.repeat(statement, {"id": job_id(id), **values})
+        rows, again = self._autocommit.repeat(statement, {"id": id_of(id), **values})
         if not rows:
-            raise UnknownJob(f"there is no job {id}")
+            raise UnknownJob(f"there is no job {id_of(id)}")
         before, after = rows[0][0], rows[0][1]
         return JobState(before), None if after is None else JobState(after), again
 

@@ -10,14 +10,18 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import Engine, TextClause, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
 
 from jobsync_orm.autocommit import Autocommit, Row
 from jobsync_orm.config import POOL_SIZE, CoordinationConfig
-from jobsync_orm.exceptions import ConfigurationError
+from jobsync_orm.coordinator.admission import MISSING, not_ready
+from jobsync_orm.exceptions import ConfigurationError, SchemaNotReady
 from jobsync_orm.models import Models, for_app
 from jobsync_orm.observe import Audience
 from jobsync_orm.queue.options import LONGEST_SEC
 from jobsync_orm.queue.statements import QueueStatements
+from jobsync_orm.sqlstates import sqlstate
 from jobsync_orm.status import WITHIN
 
 if TYPE_CHECKING:
@@ -32,6 +36,10 @@ _SETTINGS = {
     "jit": "off",
     "idle_in_transaction_session_timeout": "10s",
 }
+
+# Those of the newest revision that statements name.
+NEWEST_COLUMNS = ("max_retries_given", "timeout_given")
+
 WALK = text("SELECT " + ", ".join(f"set_config('{name}', '{value}', true)" for name, value in _SETTINGS.items()))
 
 
@@ -54,6 +62,12 @@ class QueueCore:
         if config is not None and not isinstance(config, CoordinationConfig):
             raise ConfigurationError(
                 f"JobQueue needs a CoordinationConfig, not {type(config).__name__}: an engine is given as engine=..."
+            )
+        if session_factory is not None and (isinstance(session_factory, Session) or not callable(session_factory)):
+            what = type(session_factory).__name__
+            raise ConfigurationError(
+                f"session_factory={what} is no factory, but one object, which all handlers would share: give what "
+                "makes sessions, sessionmaker(engine) say"
             )
         if not isinstance(max_payload_bytes, int) or max_payload_bytes < 1:
             raise ConfigurationError(f"max_payload_bytes={max_payload_bytes!r} must be a whole number, at least 1")
@@ -89,6 +103,12 @@ class QueueCore:
         _inherited.extend(self._async_engines.values())
         self._async_engines = WeakKeyDictionary()
 
+    def __repr__(self) -> str:
+        url = self.config.sqlalchemy_url()  # of which only this is shown: the rest may hold secrets
+        place = f"{url.host or ''}{f':{url.port}' if url.port else ''}/{url.database or ''}"
+        types = ", ".join(sorted(self.handlers)) or "none"
+        return f"<{type(self).__name__} {self.names.sql('job')} at {place}, handlers: {types}>"
+
     @property
     def models(self) -> Models:
         """The mapped classes of this queue's tables: ``queue.models.QueuedJob``, ``queue.models.JobAttempt``, ..."""
@@ -108,7 +128,7 @@ class QueueCore:
         """Where the queue's own calls send their statements."""
         with self._engine_guard:
             if self._database is None:
-                self._database = Autocommit(self.engine)
+                self._database = Autocommit(self.engine, self._not_ready)
             return self._database
 
     def _walk(self, statement: TextClause, values: Mapping[str, object], within_sec: float | None = None) -> list[Row]:
@@ -119,11 +139,25 @@ class QueueCore:
         The settings for that are the transaction's, as the connection is the application's. If this process stops in
         the middle, the server rolls back before long.
         """
-        with self.engine.execution_options(isolation_level="READ COMMITTED").begin() as connection:
-            connection.execute(WALK)
-            if within_sec is not None:
-                connection.execute(WITHIN, {"limit": f"{within_sec * 1000:.0f}"})
-            return list(connection.execute(statement, values))
+        try:
+            with self.engine.execution_options(isolation_level="READ COMMITTED").begin() as connection:
+                connection.execute(WALK)
+                if within_sec is not None:
+                    connection.execute(WITHIN, {"limit": f"{within_sec * 1000:.0f}"})
+                return list(connection.execute(statement, values))
+        except DBAPIError as error:
+            if (told := self._not_ready(error)) is None:
+                raise
+            raise told from error
+
+    def _not_ready(self, error: DBAPIError) -> SchemaNotReady | None:
+        """What to say of an error that there is because the library's own tables are missing, or older."""
+        state, message = sqlstate(error.orig), str(error.orig)
+        ours = (self.names.bare("job"), self.names.bare("token_of"), self.names.schema or "", *NEWEST_COLUMNS)
+        if state not in MISSING or not any(name and name in message for name in ours):
+            return None
+        told = not_ready(self.config)
+        return SchemaNotReady(f"{told}. PostgreSQL has ended the transaction in which they were needed: roll it back")
 
     def async_engine(self) -> AsyncEngine:
         """An engine of the queue's own for the running event loop; see :meth:`dispose_async`."""

@@ -21,6 +21,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
 
 from sqlalchemy import Connection, inspect
+from sqlalchemy.exc import DBAPIError
 
 from jobsync_orm.models.states import JobState
 from jobsync_orm.observe import JobsEnqueued
@@ -145,6 +146,8 @@ class EnqueueCalls(QueueCore):
             One of ``after`` is not there.
         ConfigurationError
             ``where`` is something else, or no transaction on PostgreSQL.
+        SchemaNotReady
+            The queue's tables are not there, or of an older revision. PostgreSQL has ended the transaction.
         sqlalchemy.exc.DBAPIError
             With an ``idempotency_key`` under REPEATABLE READ or SERIALIZABLE, with SQLSTATE 40001: another transaction
             has enqueued the same meanwhile. Repeat the transaction.
@@ -232,7 +235,12 @@ class EnqueueCalls(QueueCore):
 
     def _put(self, place: Session | Connection, columns: dict[str, str]) -> Enqueued:
         connection = self._connection(place)
-        job = self._insertion.one(connection, columns)
+        try:
+            job = self._insertion.one(connection, columns)
+        except DBAPIError as error:
+            if (told := self._not_ready(error)) is None:
+                raise
+            raise told from error
         if self.audience.active and job.created:
             self.audience.tell(JobsEnqueued(columns["type"], 1))
         if self.wakes and job.created:

@@ -28,6 +28,7 @@ nobody sees that the new job waits for it; the worker's sweep finds it.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -40,7 +41,9 @@ from jobsync_orm.naming import Names
 from jobsync_orm.queue.new_jobs import Enqueued
 from jobsync_orm.queue.one_message import NOT_GIVEN, TYPES, insert, is_plain
 
-__all__ = ["LIVE_KEY", "NOW", "TRIES", "Insertion", "cast_text", "unknown_jobs"]
+__all__ = ["LIVE_KEY", "NOW", "TRIES", "Insertion", "cast_text", "stuck_behind", "unknown_jobs"]
+
+logger = logging.getLogger("jobsync_orm")
 
 NOW = "clock_timestamp()"
 
@@ -82,7 +85,7 @@ class Insertion:
             if row is not None and len(row) > 2:
                 row = self._found(row, columns)
             if row is not None:
-                return Enqueued(row[0], True, JobState(row[1]))
+                return Enqueued(row[0], True, JobState(row[1]), *row[2:])
             row = connection.execute(self._existing, columns).first()
             if row is not None:
                 return Enqueued(row[0], False, JobState(row[1]))
@@ -92,10 +95,10 @@ class Insertion:
         )
 
     def _found(self, row: Sequence[Any], columns: dict[str, str]) -> Sequence[Any] | None:
-        id, state, unknown = row
+        id, state, unknown, stuck = row
         if unknown is not None:
             raise unknown_jobs(unknown)
-        return None if id is None else (id, state)
+        return None if id is None else (id, state, stuck_behind([id], stuck))
 
     def _statement(self, columns: tuple[str, ...]) -> TextClause:
         statement = self._known.get(columns)
@@ -156,7 +159,8 @@ class Insertion:
                 RETURNING id, state),
             waits AS (INSERT INTO {dependency} (after_id, job_id) SELECT before.id, new.id FROM before, new)
             SELECT (SELECT id FROM new), (SELECT state FROM new),
-                (SELECT CAST(json_agg(id ORDER BY id) AS text) FROM before WHERE state IS NULL)"""
+                (SELECT CAST(json_agg(id ORDER BY id) AS text) FROM before WHERE state IS NULL),
+                (SELECT CAST(json_agg(id ORDER BY id) AS text) FROM before WHERE state IN ('failed', 'cancelled'))"""
 
 
 def unknown_jobs(ids: str) -> UnknownJob:
@@ -165,6 +169,18 @@ def unknown_jobs(ids: str) -> UnknownJob:
         f"after: there is no job {', '.join(map(str, json.loads(ids)))} that this transaction can see; nothing has "
         "been enqueued"
     )
+
+
+def stuck_behind(jobs: Sequence[int], ids: str | None) -> tuple[int, ...]:
+    """The jobs, a JSON array of ids, that have failed or were cancelled while ``jobs`` were to run after them."""
+    stuck: tuple[int, ...] = tuple(json.loads(ids or "[]"))
+    if stuck:
+        logger.warning(
+            "%s to run after %s, which failed or was cancelled: blocked until that is retried and completes",
+            f"job {jobs[0]} is" if len(jobs) == 1 else f"jobs {jobs[0]} to {jobs[-1]} are",
+            ", ".join(map(str, stuck[:20])),
+        )
+    return stuck
 
 
 def cast_text(parameter: str) -> str:

@@ -12,7 +12,7 @@ from jobsync_orm.exceptions import InvalidJob, InvalidTaskId, UnknownJobType, Un
 from jobsync_orm.hashing import task_key
 from jobsync_orm.models.states import JobState
 from jobsync_orm.queue.handlers import MAX_RETRIES, TIMEOUT_SEC
-from jobsync_orm.queue.options import brief, job_type, retries, seconds
+from jobsync_orm.queue.options import brief, job_id, job_type, priority_number, retries, seconds
 from jobsync_orm.queue.payload import payload_text
 from jobsync_orm.queue.typed_payload import dump
 
@@ -20,12 +20,11 @@ if TYPE_CHECKING:
     from jobsync_orm.queue.core import QueueCore
     from jobsync_orm.queue.handlers import Handler
 
-__all__ = ["LONGEST_KEY", "Enqueued", "NewJob", "payload_of"]
+__all__ = ["LONGEST_KEY", "Enqueued", "NewJob", "id_of", "payload_of"]
 
 # In bytes. An entry of a B-tree holds about 2,700, and a type may take 800 of them.
 LONGEST_KEY = 1000
 
-MOST: Final = 2**31 - 1
 LARGEST_ID: Final = 2**63 - 1
 
 
@@ -41,11 +40,15 @@ class Enqueued:
         Whether it is new. False if there was a live job with this type and ``idempotency_key``: then it is that one.
     state : JobState
         PENDING, SCHEDULED or BLOCKED; of a job that was there already any state of a live one.
+    stuck_behind : tuple[int, ...]
+        Of the jobs it is to run ``after``, those that have failed or were cancelled: it stays BLOCKED until they are
+        retried and complete.
     """
 
     id: int
     created: bool
     state: JobState
+    stuck_behind: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -110,7 +113,7 @@ class NewJob:
                 "enqueue jobs whose handlers only the workers know"
             )
         if self.priority != 0 or self.priority is False:
-            columns["priority"] = _priority(self.priority)
+            columns["priority"] = str(priority_number(self.priority))
         if max_retries is not None and max_retries != MAX_RETRIES:
             columns["max_retries"] = str(retries(max_retries))
         if self.max_retries is not None:
@@ -162,6 +165,17 @@ class NewJob:
         return sorted(set(ids))
 
 
+def id_of(job: int | Enqueued) -> int:
+    """The id of a job that is named by it, or by what enqueueing it returned.
+
+    Raises
+    ------
+    InvalidJob
+        It is neither.
+    """
+    return job_id(job.id if isinstance(job, Enqueued) else job)
+
+
 def payload_of(queue: QueueCore, handler: Handler | None, payload: Any) -> str:
     """A payload as JSON, checked against its handler if that is known here.
 
@@ -182,14 +196,6 @@ def payload_of(queue: QueueCore, handler: Handler | None, payload: Any) -> str:
 
 def _plain(duration: Any) -> Any:
     return duration.total_seconds() if isinstance(duration, datetime.timedelta) else duration
-
-
-def _priority(priority: Any) -> str:
-    if not isinstance(priority, int) or isinstance(priority, bool) or not -MOST <= priority <= MOST:
-        raise InvalidJob(
-            f"priority={brief(priority)} must be a whole number; larger goes first, JobPriority.HIGH is 10"
-        )
-    return int.__repr__(priority)
 
 
 def _key(name: str, key: Any) -> str:

@@ -77,7 +77,7 @@ def job_id(value: Any) -> int:
         It is no 64-bit integer.
     """
     if not isinstance(value, int) or isinstance(value, bool) or not -(2**63) <= value < 2**63:
-        raise InvalidJob(f"id={brief(value)} must be the whole number that enqueueing returned as the job's id")
+        raise InvalidJob(f"id={brief(value)} must be the id of a job, a whole number, or what enqueueing it returned")
     return int(value)
 
 
@@ -90,7 +90,10 @@ def priority_number(value: Any) -> int:
         It is no 32-bit integer.
     """
     if not isinstance(value, int) or isinstance(value, bool) or not -(2**31) <= value < 2**31:
-        raise InvalidJob(f"priority={brief(value)} must be a JobPriority, or a whole number of 32 bits")
+        raise InvalidJob(
+            f"priority={brief(value)} must be a JobPriority, or a whole number from {-(2**31)} to {2**31 - 1}; the "
+            "larger goes first"
+        )
     return int(value)
 
 

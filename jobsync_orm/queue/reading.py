@@ -12,7 +12,8 @@ from jobsync_orm.exceptions import UnknownJob
 from jobsync_orm.queue.core import QueueCore
 from jobsync_orm.queue.figures import Figures, QueueStats
 from jobsync_orm.queue.job_status import JobStatus, StatusReader
-from jobsync_orm.queue.options import job_id, job_type
+from jobsync_orm.queue.new_jobs import Enqueued, id_of
+from jobsync_orm.queue.options import job_type
 
 __all__ = ["ReadingCalls"]
 
@@ -95,24 +96,25 @@ class ReadingCalls(QueueCore):
         """:meth:`worker_stats`, without blocking the event loop."""
         return await asyncio.to_thread(self.worker_stats)
 
-    def status(self, id: int) -> JobStatus:
+    def status(self, id: int | Enqueued) -> JobStatus:
         """One job with its attempts.
 
         Parameters
         ----------
-        id : int
-            The job.
+        id : int or Enqueued
+            The job, or what enqueueing it returned.
 
         Raises
         ------
         UnknownJob
             There is no such job: it never was, or it has been pruned.
         """
-        found = self._status_reader.read(self._autocommit, job_id(id))
+        number = id_of(id)
+        found = self._status_reader.read(self._autocommit, number)
         if found is None:
-            raise UnknownJob(f"there is no job {id}")
+            raise UnknownJob(f"there is no job {number}")
         return found
 
-    async def status_async(self, id: int) -> JobStatus:
+    async def status_async(self, id: int | Enqueued) -> JobStatus:
         """:meth:`status`, without blocking the event loop."""
         return await asyncio.to_thread(self.status, id)

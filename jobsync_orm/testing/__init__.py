@@ -25,12 +25,14 @@ job has failed; :func:`run_inline` runs each job as soon as its transaction is c
 Many test suites keep everything in one transaction that is rolled back at the end. Then nobody else sees the jobs, so
 ``drain(queue, connection=connection)`` works inside it, on the same connection.
 
+In a test that is a coroutine it is ``await drain_async(queue)``.
+
 Rows to begin a test with come from :mod:`jobsync_orm.testing.factories` (the extra ``testing``).
 """
 
-from jobsync_orm.testing.draining import HandlerFailed, Ran, drain
+from jobsync_orm.testing.draining import HandlerFailed, Ran, drain, drain_async
 from jobsync_orm.testing.fake_context import FakeContext
 from jobsync_orm.testing.handlers import run_handler
 from jobsync_orm.testing.inline import run_inline
 
-__all__ = ["FakeContext", "HandlerFailed", "Ran", "drain", "run_handler", "run_inline"]
+__all__ = ["FakeContext", "HandlerFailed", "Ran", "drain", "drain_async", "run_handler", "run_inline"]

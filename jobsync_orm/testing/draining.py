@@ -1,11 +1,12 @@
-"""Runs what is enqueued in the calling thread until nothing is left. See :func:`drain`."""
+"""Runs what is enqueued in the calling thread until nothing is left. See :func:`drain`, and
+:func:`drain_async`."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import threading
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Generator, Iterable
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, TypeVar
@@ -14,16 +15,18 @@ from sqlalchemy import Connection
 
 from jobsync_orm.exceptions import InvalidJob, JobsyncError
 from jobsync_orm.models.states import AttemptOutcome, JobState
-from jobsync_orm.queue import CancelFlag, JobContext, JobQueue
+from jobsync_orm.queue import CancelFlag, ClaimedJob, Ending, Handler, JobContext, JobQueue
 from jobsync_orm.queue.execution import execute, execute_async
 from jobsync_orm.testing.place import Place
 
-__all__ = ["HandlerFailed", "Ran", "drain", "finish", "work_off"]
+__all__ = ["HandlerFailed", "Ran", "drain", "drain_async", "finish", "work_off"]
 
 # A drain without a limit of its own that has run so many is taken for one that does not end.
 ENDLESS = 10_000
 
 T = TypeVar("T")
+
+Steps = Generator[tuple[Handler, ClaimedJob, JobContext], "Ending | None", None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,15 +124,50 @@ def drain(
     InvalidJob
         ``limit`` is no whole number above 0, or a drain without one has run 10,000 attempts.
     """
-    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
-        raise InvalidJob(f"limit={limit!r} must be a whole number above 0, or None")
-    if isinstance(types, str):
-        raise InvalidJob(f"types={types!r} must be a list of types, not one text")
+    _check(types, limit)
     runs: list[Ran] = []
     work_off(queue, Place(queue, connection), runs, types=types, limit=limit, run_due=run_due)
     if check:
         finish(runs)
     return runs
+
+
+async def drain_async(
+    queue: JobQueue,
+    *,
+    types: Iterable[str] | None = None,
+    limit: int | None = None,
+    run_due: bool = False,
+    check: bool = True,
+) -> list[Ran]:
+    """:func:`drain` for a coroutine: handlers that are coroutine functions run in its event loop, others in a thread.
+
+    Parameters, returns and errors are those of :func:`drain`. What the queue has opened in this event loop for
+    ``ctx.async_session()`` is closed at the end.
+    """
+    _check(types, limit)
+    runs: list[Ran] = []
+    steps = _steps(queue, Place(queue), runs, types, limit, run_due)
+    ending: Ending | None = None
+    try:
+        while (attempt := await asyncio.to_thread(_following, steps, ending)) is not None:
+            handler, job, context = attempt
+            if handler.kind == "async":
+                ending = await execute_async(queue, handler, job, context)
+            else:
+                ending = await asyncio.to_thread(execute, queue, handler, job, context)
+    finally:
+        await queue.dispose_async()
+    if check:
+        finish(runs)
+    return runs
+
+
+def _check(types: Any, limit: Any) -> None:
+    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
+        raise InvalidJob(f"limit={limit!r} must be a whole number above 0, or None")
+    if isinstance(types, str):
+        raise InvalidJob(f"types={types!r} must be a list of types, not one text")
 
 
 def work_off(
@@ -142,43 +180,52 @@ def work_off(
     run_due: bool = False,
 ) -> None:
     """Run what there is, and add it to ``runs``."""
-    chosen = None if types is None else [queue.handler_of(type).type for type in types]
-    many = 0
+    steps = _steps(queue, place, runs, types, limit, run_due)
     with place.sessions():
-        while limit is None or many < limit:
-            wanted = list(queue.handlers) if chosen is None else chosen
-            job = place.claim(wanted)
-            if job is None:
-                if place.free(wanted) or place.promote(wanted, run_due):
-                    continue
-                return
-            if limit is None and many == ENDLESS:
-                raise InvalidJob(
-                    f"{ENDLESS} attempts have been run and there is still work: does a handler snooze, or enqueue "
-                    "jobs, for ever? Give limit=..."
-                )
-            many += 1
-            handler = queue.handlers[job.type]
-            context = JobContext(queue, job, "drain", CancelFlag())
+        ending = None
+        while (attempt := _following(steps, ending)) is not None:
+            handler, job, context = attempt
             if handler.kind == "async":
                 ending = in_event_loop(queue, execute_async(queue, handler, job, context))
             else:
                 ending = execute(queue, handler, job, context)
-            if not ending.written:
-                place.settle(ending, monotonic())
-            result = None if ending.result is None else json.loads(ending.result)
-            runs.append(
-                Ran(
-                    job.id,
-                    job.type,
-                    job.attempt,
-                    ending.outcome,
-                    ending.state,
-                    result,
-                    ending.error,
-                    ending.traceback,
-                )
+
+
+def _following(steps: Steps, ending: Ending | None) -> tuple[Handler, ClaimedJob, JobContext] | None:
+    """Tell how an attempt has ended (None: there was none), and get the next one. None: there are no more."""
+    try:
+        return steps.send(ending)
+    except StopIteration:
+        return None
+
+
+def _steps(
+    queue: JobQueue, place: Place, runs: list[Ran], types: Iterable[str] | None, limit: int | None, run_due: bool
+) -> Steps:
+    """Yields what is to be run next, and is sent how that has ended."""
+    chosen = None if types is None else [queue.handler_of(type).type for type in types]
+    many = 0
+    while limit is None or many < limit:
+        wanted = list(queue.handlers) if chosen is None else chosen
+        job = place.claim(wanted)
+        if job is None:
+            if place.free(wanted) or place.promote(wanted, run_due):
+                continue
+            return
+        if limit is None and many == ENDLESS:
+            raise InvalidJob(
+                f"{ENDLESS} attempts have been run and there is still work: does a handler snooze, or enqueue "
+                "jobs, for ever? Give limit=..."
             )
+        many += 1
+        ending = yield queue.handlers[job.type], job, JobContext(queue, job, "drain", CancelFlag())
+        assert ending is not None
+        if not ending.written:
+            place.settle(ending, monotonic())
+        result = None if ending.result is None else json.loads(ending.result)
+        runs.append(
+            Ran(job.id, job.type, job.attempt, ending.outcome, ending.state, result, ending.error, ending.traceback)
+        )
 
 
 def finish(runs: list[Ran]) -> None:

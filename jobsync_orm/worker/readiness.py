@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from jobsync_orm.coordinator.admission import MISSING, UNDEFINED_COLUMN, not_ready
+from jobsync_orm.coordinator.admission import MISSING, not_ready
 from jobsync_orm.coordinator.session import Session, StatementFailed
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def check_tables(queue: JobQueue) -> None:
         tables = ", ".join(names.sql(table) for table in TABLES)
         session.execute(f"SELECT max_retries_given FROM {tables} LIMIT 0", timeout=ANSWER_SEC)  # 0004's
     except StatementFailed as failed:
-        if failed.sqlstate not in (*MISSING, UNDEFINED_COLUMN):
+        if failed.sqlstate not in MISSING:
             raise
         raise not_ready(config) from None
     finally:

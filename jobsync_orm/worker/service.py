@@ -184,6 +184,10 @@ class JobWorker:
         rescued = 0 if self._upkeep is None else self._upkeep.rescue.rescued
         return examine(state, self._job, pump, rescued, self._sizes.poll_sec)
 
+    def __repr__(self) -> str:
+        name = self._job.node_name if self._job is not None else self._node_name or "not started"
+        return f"<{type(self).__name__} {name} of {self.queue!r}>"
+
     def start(self) -> Self:
         """Join the cluster and begin to run jobs. Returns at once; see :meth:`run`.
 

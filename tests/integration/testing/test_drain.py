@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from jobsync_orm import Backoff, Discard, JobContext, JobQueue, JobState, Retry, Snooze
 from jobsync_orm.exceptions import InvalidJob, UnknownJobType
-from jobsync_orm.testing import HandlerFailed, drain
+from jobsync_orm.testing import HandlerFailed, drain, drain_async
 from tests.conftest import Server
 
 
@@ -300,3 +300,36 @@ def test_an_unknown_queue_is_left_as_it_was_when_a_handler_interrupts(queue: Job
         with pytest.raises(KeyboardInterrupt):
             drain(queue, connection=connection)
     assert queue.session_factory is None
+
+
+async def steps_of(queue: JobQueue) -> tuple[list[Any], list[Any]]:
+    loop, ran = asyncio.get_running_loop(), []
+
+    async def coroutine(ctx: JobContext) -> None:
+        session = await ctx.async_session()
+        await session.execute(text("INSERT INTO note (id) VALUES (7)"))
+        await ctx.enqueue("plain")
+        ran.append(asyncio.get_running_loop() is loop)
+
+    queue.register("coroutine", coroutine)
+    queue.register("plain", lambda ctx: ran.append(threading.current_thread() is not threading.main_thread()))
+    await queue.submit_async("coroutine")
+    runs = await drain_async(queue)
+    return [(run.type, run.state) for run in runs], ran
+
+
+def test_coroutines_run_in_the_event_loop_of_who_waits(queue: JobQueue, engine: Engine) -> None:
+    runs, ran = asyncio.run(steps_of(queue))
+    assert runs == [("coroutine", "completed"), ("plain", "completed")]
+    assert ran == [True, True]
+    with engine.connect() as connection:
+        assert connection.scalar(text("SELECT id FROM note")) == 7
+
+
+def test_a_failure_is_raised_there_too(queue: JobQueue) -> None:
+    queue.register("bad", lambda ctx: 1 / 0)
+    submit(queue, "bad")
+    with pytest.raises(HandlerFailed, match="ZeroDivisionError"):
+        asyncio.run(drain_async(queue))
+    with pytest.raises(InvalidJob, match="limit=0"):
+        asyncio.run(drain_async(queue, limit=0))
