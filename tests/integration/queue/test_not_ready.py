@@ -49,7 +49,7 @@ def test_the_error_names_the_command(unready: Engine) -> None:
             call(queue)
     with Session(unready) as session:
         for many in ("t", [NewJob("t")]):
-            with pytest.raises(SchemaNotReady, match="has ended the transaction .* roll it back"):
+            with pytest.raises(SchemaNotReady, match=r"has ended the transaction .* roll it back"):
                 queue.enqueue_many(session, many, [{}] if isinstance(many, str) else None)
             session.rollback()
         with pytest.raises(SchemaNotReady, match=command):

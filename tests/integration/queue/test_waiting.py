@@ -72,7 +72,7 @@ def test_what_names_no_job_is_refused(queue: JobQueue, wrong: Any) -> None:
 def test_a_priority_out_of_range_names_the_range(queue: JobQueue) -> None:
     job = queue.submit("t", priority=-(2**31))
     for call in (lambda: queue.reprioritise(job, 2**31), lambda: queue.submit("t", priority=2**31)):
-        with pytest.raises(InvalidJob, match="priority=2147483648 .* from -2147483648 to 2147483647"):
+        with pytest.raises(InvalidJob, match=r"priority=2147483648 .* from -2147483648 to 2147483647"):
             call()
 
 
