@@ -4,8 +4,11 @@ PYTHON ?= python3
 VENV   ?= .venv
 RUN     = $(VENV)/bin
 
+# Tests start hundreds of Python processes: without this, where it is set, each would compile the library anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
-.PHONY: help demo shop test chaos queue-chaos model simulate lint format bench bench-queue clean
+.PHONY: help demo shop test load chaos queue-chaos model simulate lint format bench bench-queue clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,7 +28,10 @@ shop: $(VENV)/.ready ## An online shop: 10,000 orders, workers killed on the way
 	cd examples && $(abspath $(RUN))/python -m shop $(if $(ORDERS),--orders $(ORDERS))
 
 test: $(VENV)/.ready ## Run the tests on a real PostgreSQL (an embedded one, or JOBSYNC_TEST_URL)
-	$(RUN)/python -m pytest -n 3 --dist worksteal
+	$(RUN)/python -m pytest -n 4 --dist worksteal
+
+load: $(VENV)/.ready ## The tests that are too long for every run: many jobs, long outages, long memory (JOBS=n)
+	$(if $(JOBS),JOBS=$(JOBS)) $(RUN)/python -m pytest -m load -n 2 --dist worksteal
 
 # Seconds of faults, and the seed that decides them (a new one each time if it is not given; it is printed).
 DURATION ?= 60

@@ -64,6 +64,7 @@ def test_two_terminals(folder: str) -> None:
     assert not (Path(folder) / ".jobsync" / "pg" / "postmaster.pid").exists(), "the server runs on"
 
 
+@pytest.mark.slow
 def test_the_shop(server: Server) -> None:
     """A small one: the proof at its end decides."""
     done = subprocess.run(

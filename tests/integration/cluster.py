@@ -29,7 +29,7 @@ QUICK = {
 }
 
 
-def wait_for(condition: Callable[[], Any], what: str, timeout: float = 30) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, timeout: float = 60) -> Any:
     """The first true value of ``condition``; fails, saying ``what`` was waited for, when ``timeout`` has passed."""
     deadline = time.monotonic() + timeout
     while not (value := condition()):
@@ -166,7 +166,7 @@ class Cluster:
         held = [self.workers[node].held() for node in nodes]
         return all(held) and sum(map(len, held)) == self.tasks == len(set().union(*held))
 
-    def wait_shared(self, *nodes: str, timeout: float = 30) -> None:
+    def wait_shared(self, *nodes: str, timeout: float = 60) -> None:
         wait_for(lambda: self.shared(*nodes), f"{', '.join(nodes)} share all tasks", timeout)
 
     def overlaps(self) -> dict[int, float]:

@@ -189,7 +189,7 @@ def test_threads_of_one_process_exclude_each_other(job: Job) -> None:
     together = threading.Barrier(8)
 
     def attempt(_: int) -> Claim | str:
-        together.wait(10)
+        together.wait(60)
         try:
             return job.claim_task("t")
         except ClaimRefused as refused:
@@ -783,8 +783,8 @@ def test_nobody_waits_for_an_applications_lock_on_a_claim(engine: Engine, databa
         application.execute(text(f"SELECT 1 FROM sync_claim WHERE task_id = 'held' FOR {lock}"))
         if how == "evict":
             values = ["{w1}", f"{{{life}}}", f'{{"{beat}"}}', "{f}"]
-            rows = session.execute(statements.evict, *values, timeout=3)
+            rows = session.execute(statements.evict, *values, timeout=60)
         else:
-            rows = session.execute(statements.leave, "w1", life, timeout=3)
+            rows = session.execute(statements.leave, "w1", life, timeout=60)
         assert len(rows) == 1
         assert [row[0] for row in claims(engine)] == ["held"], "it stops nobody; see above"

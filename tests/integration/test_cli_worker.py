@@ -110,7 +110,7 @@ def test_it_runs_jobs_and_sigterm_waits_for_those_that_run(
 
     worker.send_signal(signal.SIGTERM)
     add(engine, "quick")
-    _, log = worker.communicate(timeout=30)
+    _, log = worker.communicate(timeout=60)
 
     assert worker.returncode == 0
     assert jobs(engine)[:2] == [
@@ -130,7 +130,7 @@ def test_what_outlasts_the_grace_is_given_back_uncounted(
     wait_for(lambda: states(engine) == ["processing"], "the slow one runs")
 
     worker.send_signal(signal.SIGINT)
-    worker.communicate(timeout=30)
+    worker.communicate(timeout=60)
 
     assert worker.returncode == 0
     [(_, state, _, _, failures)] = jobs(engine)
@@ -146,7 +146,7 @@ def test_it_runs_processes_and_coroutines_and_ends_though_a_thread_of_theirs_han
     wait_for(lambda: states(engine) == ["completed", "processing"], "the process has ended, the coroutine runs")
 
     worker.send_signal(signal.SIGTERM)
-    _, log = worker.communicate(timeout=30)
+    _, log = worker.communicate(timeout=60)
 
     assert worker.returncode == 0
     assert jobs(engine) == [

@@ -344,7 +344,7 @@ def test_config_embedded_end_to_end(folder: Path, user: Callable[..., User]) -> 
     one, two = user("worker-01", script=WORKER), user("worker-02", script=WORKER)
     one.wait_up()
     two.wait_up()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while (shares := [one.ask(), two.ask()]) != ["5000", "5000"]:
         assert time.monotonic() < deadline, shares
         time.sleep(0.05)

@@ -223,7 +223,7 @@ def test_slow_callback_delays_neither_heartbeat_nor_exit(cluster: Cluster) -> No
     cluster.wait_shared("w1", "w2", "w3")
     slow.signal(signal.SIGTERM)
     cluster.wait_shared("w1", "w2")
-    assert slow.process.wait(20) == 0
+    assert slow.process.wait(60) == 0
 
 
 def test_raising_callback_is_logged_and_nothing_else(cluster: Cluster) -> None:
@@ -344,7 +344,7 @@ def test_interrupt_while_entering_leaves_nothing(cluster: Cluster, engine: Engin
 
     wait_for(lambda: nodes() == ["w1"], "it has registered")
     worker.signal(signal.SIGINT)
-    worker.process.wait(20)
+    worker.process.wait(60)
     wait_for(lambda: (worker.seen("error") or {}).get("kind") == "KeyboardInterrupt", "it was interrupted")
     assert nodes() == []
 

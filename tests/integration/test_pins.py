@@ -71,13 +71,13 @@ def test_a_process_paused_at_the_end_of_a_pin_transaction_stops_nobody(
         event.listen(engine, "rollback", pause)
         try:
             calling.start()
-            assert paused.wait(10)
+            assert paused.wait(60)
             with Job("w2", config, wait_on_enter=4) as two:
                 wait_for(lambda: len(one.my_tokens) == len(two.my_tokens) == 5000, "they share")
                 assert calling.is_alive()
         finally:
             go_on.set()
-            calling.join(10)
+            calling.join(60)
             pinner.stop()
             engine.dispose()
         assert len(one.list_locks()) == (2 if call == "register_lock" else 0)
@@ -119,8 +119,8 @@ def test_a_malformed_pattern_matches_nobody_and_coordination_goes_on(
                     )
                 )
             one.register_lock("y", "w%")  # has it looked at
-            wait_for(lambda: owner(engine, 5) is None, "its token is parked", 5)
-        wait_for(lambda: len(one.my_tokens) == 9_999, "w1 has the rest", 5)
+            wait_for(lambda: owner(engine, 5) is None, "its token is parked", 15)
+        wait_for(lambda: len(one.my_tokens) == 9_999, "w1 has the rest", 15)
         assert one._coordinator._session.pid == pid  # type: ignore[union-attr]
     assert "a pin matches no node: pattern 'w\\\\'" in caplog.text
 

@@ -448,6 +448,7 @@ def small(server: Any) -> Iterator[URL]:
     server.drop_database(url)
 
 
+@pytest.mark.slow
 def test_the_store_does_what_postgresql_does(small: URL) -> None:
     engine = create_engine(small)
     answered: dict[str, int] = {}

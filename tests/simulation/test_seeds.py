@@ -1,4 +1,4 @@
-"""Thousands of runs, each with its own faults at its own moments: the promises hold in all of them."""
+"""More than a thousand runs, each with its own faults at its own moments: the promises hold in all of them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from tests.simulation.world import simulate
 ROOT = Path(__file__).parents[2]
 
 # Each part is one test, so that a run by several processes shares them.
-PARTS, RUNS = 8, 300
+PARTS, RUNS = 8, 150
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_the_promises_hold(part: int) -> None:
     commits = refused = 0

@@ -70,6 +70,7 @@ def highest_epoch(server: Postgres) -> int:
     return int(epoch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("restarted", [pytest.param(False, marks=pytest.mark.chaos), True])
 def test_workers_form_the_cluster_anew_on_the_standby(
     pair: tuple[Postgres, Postgres], make_cluster: Callable[..., Cluster], restarted: bool

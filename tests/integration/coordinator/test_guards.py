@@ -99,7 +99,7 @@ def beat_of(connection: Connection, name: str) -> str:
 
 
 def release(session: Session, life: str, *, marks: tuple[int, ...] = (EPOCH,), busy: tuple[int, ...] = ()) -> int:
-    rows = session.execute(SQL.release, "a", life, array(marks), array(busy), timeout=3)
+    rows = session.execute(SQL.release, "a", life, array(marks), array(busy), timeout=60)
     return sum(int(row[1] or 0) for row in rows)
 
 
@@ -164,7 +164,7 @@ def test_nothing_is_released_before_on_revoke_has_returned(
     membership = Membership(config, "a", SQL)
     membership.incarnation = life
     ownership = Ownership(config.total_tokens, 0)
-    callback = Callback("on_revoke", lambda: let_go.wait(30), lambda: None)
+    callback = Callback("on_revoke", lambda: let_go.wait(60), lambda: None)
     handoff = Handoff(SQL, membership, ownership, 60, None, callback)
     try:
         put(engine, "a")
@@ -193,7 +193,7 @@ def grant(session: Session, life: str, *, leader: str = "a", revision: int = 3) 
     """Send the leader's grant of the token, read as nobody's, to ``b``. Returns how many tokens moved."""
     steps = (array([TOKEN]), array([TOKEN]), "{NULL}", "{NULL}", array(["b"]), array([GRANT]), "{1}")
     note = (datetime.now(UTC).isoformat(), "pins or repair", 2, 2)
-    rows = session.execute(SQL.publish, leader, life, revision, "{}", *steps, 3, *note, "{}", 0, timeout=3)
+    rows = session.execute(SQL.publish, leader, life, revision, "{}", *steps, 3, *note, "{}", 0, timeout=60)
     return int(rows[0][2] or 0) if rows else 0
 
 
@@ -258,7 +258,7 @@ def test_a_mark_is_overdue_only_once_its_owner_has_applied_it(
     put(engine, "a", "b")
     run(engine, "UPDATE sync_token SET drain_deadline = clock_timestamp() - interval '1 s' WHERE node = 'a'")
     run(engine, "UPDATE sync_node SET applied_epoch = :applied WHERE name = 'a'", applied=applied)
-    rows = session.execute(SQL.tokens, timeout=3)
+    rows = session.execute(SQL.tokens, timeout=60)
     assert [row[2] for row in rows if row[0] == "a"] == [overdue]
 
 
@@ -267,7 +267,7 @@ def test_a_mark_is_overdue_only_once_its_owner_has_applied_it(
 
 def refreshed(session: Session, life: str) -> tuple[list[int], list[int], str | None]:
     """Tokens owned, tokens to give up, and how many are of an earlier life."""
-    ((_, _, owned, draining, _, _, earlier, _),) = session.execute(SQL.refresh, "a", life, timeout=3)
+    ((_, _, owned, draining, _, _, earlier, _),) = session.execute(SQL.refresh, "a", life, timeout=60)
     return parse_array(owned), parse_array(draining), earlier
 
 
@@ -284,9 +284,9 @@ def test_a_token_of_an_earlier_life_is_not_owned_before_it_is_taken_up(
     put(engine, "a")
     run(engine, "UPDATE sync_node SET join_epoch = 4 WHERE name = 'a'")
     assert refreshed(session, life) == ([], [], "1")
-    session.execute(SQL.regain, "a", OTHER_LIFE, timeout=3)
+    session.execute(SQL.regain, "a", OTHER_LIFE, timeout=60)
     assert stored(engine) == ("a", 3, None), "not by another life"
-    session.execute(SQL.regain, "a", life, timeout=3)
+    session.execute(SQL.regain, "a", life, timeout=60)
     assert stored(engine) == ("a", 21, None), "under a new epoch"
     assert refreshed(session, life) == ([TOKEN], [], "0")
 
@@ -303,7 +303,7 @@ def test_a_heartbeat_prolongs_only_a_life_that_is_not_over(
     elif change == "evicted":
         run(engine, "DELETE FROM sync_node WHERE name = 'a'")
     mine = OTHER_LIFE if change == "another life" else life
-    ((state, *_),) = session.execute(SQL.beat, "a", mine, 0, False, False, timeout=3)
+    ((state, *_),) = session.execute(SQL.beat, "a", mine, 0, False, False, timeout=60)
     assert state == ("active" if change == "none" else None)
 
 
@@ -318,7 +318,7 @@ def test_eviction_for_silence(engine: Engine, session: Session, life: str, evide
                 text("UPDATE sync_node SET last_heartbeat = last_heartbeat + interval '1 s' WHERE name = 'c'")
             )
     named = OTHER_LIFE if evidence == "another life" else victim
-    rows = session.execute(SQL.evict, "{c}", f"{{{named}}}", f'{{"{beat}"}}', "{f}", timeout=3)
+    rows = session.execute(SQL.evict, "{c}", f"{{{named}}}", f'{{"{beat}"}}', "{f}", timeout=60)
     assert [row[0] for row in rows] == (["c"] if evidence == "sound" else [])
 
 
@@ -327,14 +327,14 @@ def test_eviction_for_a_freed_lock_asks_the_server_again(
     engine: Engine, database: URL, session: Session, life: str, held: bool
 ) -> None:
     with open_session(database) as victim:
-        victim.execute(SQL.lock_node, "c", timeout=3)
+        victim.execute(SQL.lock_node, "c", timeout=60)
         with engine.begin() as connection:
             incarnation = add_node(connection, "c", ordinal=3)
             connection.execute(text("UPDATE sync_node SET backend_pid = :pid WHERE name = 'c'"), {"pid": victim.pid})
             beat = beat_of(connection, "c")
         if not held:
-            victim.execute("SELECT pg_catalog.pg_advisory_unlock_all()", timeout=3)
-        rows = session.execute(SQL.evict, "{c}", f"{{{incarnation}}}", f'{{"{beat}"}}', "{t}", timeout=3)
+            victim.execute("SELECT pg_catalog.pg_advisory_unlock_all()", timeout=60)
+        rows = session.execute(SQL.evict, "{c}", f"{{{incarnation}}}", f'{{"{beat}"}}', "{t}", timeout=60)
         assert [row[0] for row in rows] == ([] if held else ["c"])
 
 
@@ -348,7 +348,7 @@ def test_a_name_is_taken_over_only_from_a_row_that_stands_still(
             connection.execute(text("UPDATE sync_node SET last_heartbeat = clock_timestamp() WHERE name = 'a'"))
     new = str(uuid.uuid4())
     values: list[Any] = ["a", new, life, beat, 1, True, 4.0, 0.3, 0.0, "{}", "h", 1, "0"]
-    assert len(session.execute(SQL.register, *values, timeout=3)) == (0 if alive else 1)
+    assert len(session.execute(SQL.register, *values, timeout=60)) == (0 if alive else 1)
 
 
 def test_a_name_that_is_taken_over_takes_its_tokens_up_under_a_new_epoch(
@@ -358,7 +358,7 @@ def test_a_name_that_is_taken_over_takes_its_tokens_up_under_a_new_epoch(
     with engine.begin() as connection:
         beat = beat_of(connection, "a")
     values: list[Any] = ["a", str(uuid.uuid4()), life, beat, 1, True, 4.0, 0.3, 0.0, "{}", "h", 1, "0"]
-    session.execute(SQL.register, *values, timeout=3)
+    session.execute(SQL.register, *values, timeout=60)
     assert stored(engine) == ("a", 21, None)
 
 
@@ -424,7 +424,7 @@ def test_a_node_leaves_only_after_on_revoke_has_returned(engine: Engine) -> None
 
     def on_revoke() -> None:
         entered.set()
-        let_go.wait(30)
+        let_go.wait(60)
         with engine.connect() as connection:
             there.extend(connection.execute(text("SELECT name FROM sync_node")).scalars())
 
@@ -433,11 +433,11 @@ def test_a_node_leaves_only_after_on_revoke_has_returned(engine: Engine) -> None
     stopping = threading.Thread(target=job.stop, daemon=True)
     stopping.start()
     try:
-        assert entered.wait(30)
+        assert entered.wait(60)
         stopping.join(0.5)  # time enough to leave too early
     finally:
         let_go.set()
-        stopping.join(30)
+        stopping.join(60)
     assert there == ["w1"]
 
 

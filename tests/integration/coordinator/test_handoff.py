@@ -42,13 +42,13 @@ def test_revoke_comes_after_the_no_and_before_the_hand_over(config: Coordination
     def on_revoke(event: RevokeEvent) -> None:
         events.append(event)
         entered.set()
-        let_go.wait(30)
+        let_go.wait(60)
 
     slow = CoordinationConfig(url=config.url, **{**QUICK, "drain_timeout_sec": 60})
     with Job("w1", slow, on_revoke=on_revoke) as one:
         two = Job("w2", slow, wait_on_enter=60)
         with joining(two):
-            assert entered.wait(30)
+            assert entered.wait(60)
             (event,) = events
             assert len(event.tokens) == 5000
             assert not event.lost

@@ -130,7 +130,7 @@ def test_of_many_that_notice_at_once_one_forms_it_anew(populated: Engine, databa
     def notice() -> None:
         with open_session(database) as session:
             found = standing(session, SQL, 5)
-            ready.wait(10)
+            ready.wait(60)
             done.append(form_anew(session, found, server="new", forced=False))
 
     threads = [threading.Thread(target=notice) for _ in range(4)]
@@ -161,9 +161,9 @@ def test_without_a_reason_it_changes_nothing(populated: Engine, session: Session
 def test_a_history_is_adopted_once(engine: Engine, session: Session) -> None:
     found = standing(session, SQL, 5)
     assert found.history is None
-    session.execute(SQL.adopt_history, str(uuid.uuid4()), "another cluster's", timeout=5)
-    session.execute(SQL.adopt_history, found.incarnation, "first", timeout=5)
-    session.execute(SQL.adopt_history, found.incarnation, "second", timeout=5)
+    session.execute(SQL.adopt_history, str(uuid.uuid4()), "another cluster's", timeout=60)
+    session.execute(SQL.adopt_history, found.incarnation, "first", timeout=60)
+    session.execute(SQL.adopt_history, found.incarnation, "second", timeout=60)
     assert standing(session, SQL, 5).history == "first"
 
 
@@ -196,7 +196,7 @@ def grant(session: Session, life: str, known_epoch: int = 0) -> int:
     """Publish that ``a`` gets token 7. Returns how many tokens moved."""
     steps = ("{7}", "{7}", "{NULL}", "{NULL}", "{a}", array([GRANT]), "{1}")
     note = (datetime.now(UTC).isoformat(), "pins or repair", 1, 1)
-    rows = session.execute(SQL.publish, "a", life, 0, "{}", *steps, 3, *note, "{}", known_epoch, timeout=3)
+    rows = session.execute(SQL.publish, "a", life, 0, "{}", *steps, 3, *note, "{}", known_epoch, timeout=60)
     return int(rows[0][2] or 0) if rows else 0
 
 
@@ -271,14 +271,14 @@ def test_a_node_that_registers_gets_its_tokens_after_the_rest(engine: Engine, se
     with engine.connect() as application:
         application.execute(text("SELECT 1 FROM sync_token WHERE token_id = 8 FOR SHARE"))
         assert membership.register(session, now() + 5, lambda: False)
-    ((regained,),) = session.execute(SQL.regain, "a", membership.incarnation, timeout=3)
+    ((regained,),) = session.execute(SQL.regain, "a", membership.incarnation, timeout=60)
     rows = ask(
         engine, "SELECT epoch > 0, next_node, next_epoch - epoch FROM sync_token WHERE node = 'a' ORDER BY token_id"
     )
     if resting:
         assert regained == "0"
         assert rows == [(True, "a", 0), (False, None, None)]
-        assert session.execute(SQL.release, "a", membership.incarnation, "{1}", "{}", timeout=3) == []
+        assert session.execute(SQL.release, "a", membership.incarnation, "{1}", "{}", timeout=60) == []
     else:
         assert regained == "1"
         assert rows == [(True, None, None), (True, None, None)]

@@ -46,8 +46,8 @@ def test_graceful_leave_of_leader_and_follower(cluster: Cluster) -> None:
     cluster.wait_shared("w2", "w3")
     cluster.workers["w3"].signal(signal.SIGTERM)
     cluster.wait_shared("w2")
-    assert cluster.workers["w1"].process.wait(10) == 0
-    assert cluster.workers["w3"].process.wait(10) == 0
+    assert cluster.workers["w1"].process.wait(60) == 0
+    assert cluster.workers["w3"].process.wait(60) == 0
     assert cluster.overlaps() == {}
 
 

@@ -80,7 +80,7 @@ def test_one_that_may_not_lead_follows(config: CoordinationConfig) -> None:
     thread.start()
     try:
         with Job("w1", config) as leader:
-            thread.join(30)
+            thread.join(60)
             assert leader.am_i_leader()
             assert not waiting.am_i_leader()
             wait_for(lambda: len(waiting.my_tokens) == len(leader.my_tokens) == 5000, "both work")
@@ -100,7 +100,7 @@ def test_minimum_nodes_are_waited_for(database: URL) -> None:
         assert all(thread.is_alive() for thread in threads[:2]), "they wait"
         threads[2].start()
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
         wait_for(lambda: sorted(len(job.my_tokens) for job in jobs) == [3333, 3333, 3334], "all share")
     finally:
         engine.dispose()
@@ -161,7 +161,7 @@ def test_restart_after_a_kill_takes_over_its_own_row(cluster: Cluster, config: C
     cluster.config["heartbeat_timeout_sec"] = 60
     cluster.start("w1")
     cluster.workers["w1"].signal(9)
-    cluster.workers["w1"].process.wait(20)
+    cluster.workers["w1"].process.wait(60)
     with Job("w1", config, wait_on_enter=30) as job:
         assert len(job.my_tokens) == 10_000
     assert cluster.overlaps() == {}

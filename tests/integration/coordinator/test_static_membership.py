@@ -32,7 +32,7 @@ def test_stop_or_crash_and_return_within_the_grace(cluster: Cluster, engine: Eng
     for node, number in (("w3", signal.SIGTERM), ("w2", signal.SIGKILL), ("w1", signal.SIGTERM)):
         gone = cluster.workers.pop(node)
         gone.signal(number)
-        gone.process.wait(20)
+        gone.process.wait(60)
         wait_for(lambda node=node: state_of(engine, node) == "away", f"{node} is away")
         assert {n: w.held() for n, w in cluster.workers.items()} == {n: before[n] for n in cluster.workers}
         cluster.add(node)
@@ -65,7 +65,7 @@ def test_tokens_taken_up_again_have_a_newer_epoch(cluster: Cluster, engine: Engi
     before = epochs()
     gone = cluster.workers.pop("w2")
     gone.signal(signal.SIGKILL)
-    gone.process.wait(20)
+    gone.process.wait(60)
     cluster.add("w2")
     cluster.wait_shared("w1", "w2")
     assert min(epochs()) > max(before)

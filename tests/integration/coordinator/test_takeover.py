@@ -88,7 +88,7 @@ def test_the_name_is_had_while_an_application_holds_one_of_its_tokens(
             wait_for(lambda: len(job.my_tokens | other.my_tokens) == 10_000, "the last one is taken up", 10)
         finally:
             application.rollback()
-            starting.join(10)
+            starting.join(60)
             other.stop()
             job.stop()
 
@@ -123,7 +123,7 @@ def test_the_lock_is_regained_from_a_half_open_session_after_a_failed_attempt(
         coordinator.wake()
         try:
             wait_for(lambda: refused_pids and session.pid not in (first_pid, *refused_pids), "a third session")
-            wait_for(job.am_i_healthy, "it says yes again", 5)
+            wait_for(job.am_i_healthy, "it says yes again", 15)
             assert coordinator.incarnation == life
             with engine.connect() as connection:
                 pids = connection.execute(

@@ -26,7 +26,7 @@ def in_thread(call: Callable[[], Any]) -> Callable[[], Any]:
     thread.start()
 
     def wait() -> Any:
-        thread.join(30)
+        thread.join(60)
         return answer[0]
 
     return wait

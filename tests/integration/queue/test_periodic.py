@@ -123,7 +123,7 @@ def test_whatever_happens_to_the_workers_each_tick_is_fired_once(
     second.kill()
     goes_on("the first one")
     first.terminate()
-    assert first.wait(timeout=30) == 0
+    assert first.wait(timeout=60) == 0
 
     with engine.connect() as connection:
         rows = connection.scalars(text("SELECT payload ->> 'scheduled_for' FROM sync_job ORDER BY id"))

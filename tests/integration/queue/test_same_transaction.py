@@ -186,7 +186,7 @@ def test_two_attempts_at_the_same_moment_pay_once(store: Engine, queue: JobQueue
     def pay(ctx: JobContext) -> None:
         ctx.session.add(Order(id=ctx.attempt, paid=1))
         ctx.session.flush()
-        both_there.wait(30)
+        both_there.wait(60)
 
     first = taken(store, "pay")
     second = taken_again(store, first.id, "w2")
@@ -627,7 +627,7 @@ def test_async_attempt_that_is_cancelled_in_a_statement(store: Engine, queue: Jo
         job = taken(store, "pay")
         context = JobContext(queue, job, "w1", CancelFlag())
         task = asyncio.create_task(execute_async(queue, queue.handlers["pay"], job, context))
-        await asyncio.wait_for(running.wait(), 30)
+        await asyncio.wait_for(running.wait(), 60)
         context.cancelled.set("timeout")
         task.cancel()
         ending = await task

@@ -422,7 +422,7 @@ def test_workers_hear_of_a_firing(engine: Engine, worker: Callable[..., Worker])
     put_back(engine, LONG)
     one.turn()
 
-    assert other.session.wait(10) == {Names().queue_channel}
+    assert other.session.wait(60) == {Names().queue_channel}
 
 
 def test_names_with_quotes_and_backslashes(engine: Engine, worker: Callable[..., Worker]) -> None:

@@ -46,7 +46,7 @@ class Jobs:
     def outcomes(self) -> dict[str, int]:
         return dict(self.sql("SELECT outcome, count(*) FROM sync_job_attempt GROUP BY 1"))
 
-    def wait(self, timeout: float = 30, **states: int) -> None:
+    def wait(self, timeout: float = 60, **states: int) -> None:
         wait_for(lambda: self.states() == states, f"jobs are {states}", timeout)
 
     def close(self) -> None:

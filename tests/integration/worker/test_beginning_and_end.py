@@ -48,7 +48,7 @@ def test_a_handler_may_stop_its_worker(queue: JobQueue, jobs: Jobs, start_worker
     queue.register("stop", stop if kind == "thread" else stop_async)
     worker = start_worker()
     queue.submit("stop", {})
-    assert returned.wait(10)
+    assert returned.wait(60)
     jobs.wait(completed=1)
     wait_for(lambda: nodes(jobs) == 0, "it has left the cluster")
     assert worker.health().state == "stopped"
@@ -76,7 +76,7 @@ def test_a_worker_that_cannot_start_its_threads_leaves_the_cluster(
 
     running = threading.Thread(target=run, daemon=True)
     running.start()
-    running.join(30)
+    running.join(60)
     assert [str(error) for error in errors] == ["can't start new thread"], "nothing runs that a grace could be for"
     wait_for(lambda: nodes(jobs) == 0, "it has left the cluster")
     wait_for(lambda: not [t for t in threading.enumerate() if "w7" in t.name], "its threads have ended")
@@ -164,6 +164,6 @@ def test_a_process_whose_loop_has_failed_does_not_stay(
 
     running = threading.Thread(target=run, daemon=True)
     running.start()
-    running.join(30)
+    running.join(60)
     assert "the queue's loop has failed" in str(errors[0])
     wait_for(lambda: nodes(jobs) == 0, "it has left the cluster")

@@ -96,7 +96,7 @@ def test_one_that_is_lost_is_cancelled_and_not_reported(bench: Bench) -> None:
     attempt = bench.submit("sleep")
     wait_for(bench.executor.running, "it runs")
     bench.executor.give_up(attempt, "lost")
-    assert ended.wait(30)
+    assert ended.wait(60)
     wait_for(lambda: bench.executor.free() == 3, "its slot is free")
     assert all(bench.endings[id].written for id in bench.reports)  # nothing is to be written
 
@@ -137,7 +137,7 @@ def test_a_blocked_loop_is_named(bench: Bench, caplog: pytest.LogCaptureFixture)
     go = threading.Event()
 
     async def block(ctx: JobContext) -> None:
-        go.wait(30)
+        go.wait(60)
 
     bench.queue.register("block", block)
     attempt = bench.submit("block")
@@ -157,7 +157,7 @@ def test_a_timeout_is_told_though_the_loop_is_blocked(bench: Bench, monkeypatch:
     go = threading.Event()
 
     async def block(ctx: JobContext) -> None:
-        go.wait(30)
+        go.wait(60)
 
     bench.queue.register("block", block)
     assert bench.run("block", timeout=0.1).outcome == "timeout"

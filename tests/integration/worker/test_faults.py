@@ -111,12 +111,12 @@ def test_an_ending_that_comes_too_late_changes_nothing(
     @queue.handler("slow")
     def slow(ctx: JobContext, i: int) -> dict[str, int]:
         began.set()
-        go.wait(30)
+        go.wait(60)
         return {"attempt": ctx.attempt}
 
     (id,) = jobs.add("slow")
     worker = start_worker(concurrency=1)
-    assert began.wait(30)
+    assert began.wait(60)
     # As if it had been rescued, run elsewhere and completed.
     jobs.sql(
         "UPDATE sync_job SET attempt = 2, state = 'completed', result = '{\"attempt\": 2}', deadline = NULL,"
@@ -137,11 +137,11 @@ def test_an_ending_waits_for_a_row_that_somebody_holds(
     @queue.handler("slow")
     def slow(ctx: JobContext, i: int) -> None:
         began.set()
-        go.wait(30)
+        go.wait(60)
 
     (id,) = jobs.add("slow")
     worker = start_worker()
-    assert began.wait(30)
+    assert began.wait(60)
     with jobs.transaction() as other:
         other.execute("SELECT FROM sync_job WHERE id = %s FOR UPDATE", [id])
         go.set()
@@ -176,7 +176,7 @@ def test_attempts_of_a_node_that_was_taken_for_dead_end_once(queue: JobQueue, jo
 
     @queue.handler("slow")
     def slow(ctx: JobContext, i: int) -> None:
-        go.wait(30)
+        go.wait(60)
         told.append((ctx.attempt, ctx.cancelled.reason))
 
     jobs.add("slow", 3)
@@ -246,7 +246,7 @@ def test_a_server_that_is_killed_and_started_again(caplog: pytest.LogCaptureFixt
             engine.dispose()
             queue = JobQueue(CoordinationConfig(url=server.url, **QUICK))
             go = threading.Event()
-            queue.register("slow", lambda ctx: go.wait(30) and None)
+            queue.register("slow", lambda ctx: go.wait(60) and None)
             worker = JobWorker(queue, 2, node_name="w1").start()
             with contextlib.closing(Jobs(server.url)) as jobs:
                 jobs.sql("INSERT INTO sync_job (type) SELECT 'slow' FROM generate_series(1, 20)")

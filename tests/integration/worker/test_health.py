@@ -38,7 +38,7 @@ def test_of_a_worker_that_runs(queue: JobQueue, start_worker: Start, jobs: Jobs)
 
     def wait(ctx: JobContext, **_: Any) -> None:
         begun.set()
-        end.wait(30)
+        end.wait(60)
 
     queue.register("t", wait)
     queue.register("u", lambda ctx, **_: None)
@@ -48,7 +48,7 @@ def test_of_a_worker_that_runs(queue: JobQueue, start_worker: Start, jobs: Jobs)
     wait_for(lambda: worker.health().ok, "it is healthy")
     jobs.add("t")
     jobs.add("u", 4)
-    assert begun.wait(30)
+    assert begun.wait(60)
     wait_for(lambda: worker.health().completed == 4, "the jobs are counted")
     found = worker.health()
     assert (found.state, found.node, found.ok, found.problems) == ("running", "w1", True, ())

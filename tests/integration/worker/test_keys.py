@@ -39,7 +39,7 @@ class Log:
                 self.starts[key].append(i)
                 self.everything.append((key, i))
                 self.workers[key].add(ctx.worker)
-            self.go.wait(30)
+            self.go.wait(60)
             time.sleep(seconds)
             with self._guard:
                 self._running.discard(key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from sqlalchemy import URL
 
 from tests.chaos.keys.trial import Trial, trial
@@ -14,6 +15,7 @@ def at_work(run: Trial, *names: str) -> None:
     wait_for(lambda: run.members() >= set(names), f"{', '.join(names)} are at work", 60)
 
 
+@pytest.mark.slow
 def test_order_is_kept_while_workers_are_killed(database: URL, tmp_path: Path) -> None:
     with trial(database, tmp_path, keys=12, seed=1) as run:
         run.add("w1")

@@ -108,6 +108,7 @@ def backends_ended_while_jobs_flow(database: URL, jobs: Jobs, start: Start, seco
         assert worker.process.returncode == 0
 
 
+@pytest.mark.slow
 def test_backends_are_ended_while_jobs_flow(database: URL, jobs: Jobs, start: Start) -> None:
     backends_ended_while_jobs_flow(database, jobs, start, seconds=2.5, every=0.5)
 
@@ -117,6 +118,7 @@ def test_backends_are_ended_every_second(database: URL, jobs: Jobs, start: Start
     backends_ended_while_jobs_flow(database, jobs, start, seconds=10, every=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["leader", pytest.param("follower", marks=pytest.mark.load)])
 def test_a_killed_workers_job_runs_elsewhere(database: URL, jobs: Jobs, start: Start, victim: str) -> None:
     """With the settings that a user gets."""
@@ -180,6 +182,7 @@ def test_the_only_worker_is_killed_and_replaced_by_one_of_another_name(database:
     assert jobs.sql("SELECT job_id, outcome, error FROM sync_job_attempt") == [(job, "died", "worker w1 died")]
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_stopped_changes_nothing_when_it_goes_on(database: URL, jobs: Jobs, start: Start) -> None:
     workers = [start(database, node, concurrency=1) for node in ("w1", "w2")]
     ((job,),) = jobs.sql("INSERT INTO sync_job (type, payload) VALUES ('slow', '{\"seconds\": 2}') RETURNING id")
@@ -236,7 +239,7 @@ def test_sigterm_while_the_table_is_locked(database: URL, jobs: Jobs, start: Sta
     with psycopg.connect(dsn(database)) as other:
         other.execute("LOCK TABLE sync_job IN ACCESS EXCLUSIVE MODE")
         worker.signal(signal.SIGTERM)
-        wait_for(lambda: not worker.alive, "it ends", 30)
+        wait_for(lambda: not worker.alive, "it ends", 60)
     assert worker.process.returncode == 0
 
 

@@ -40,7 +40,7 @@ def test_a_worker_takes_no_more_than_it_has_slots_for(queue: JobQueue, jobs: Job
 
     @queue.handler("slow")
     def slow(ctx: JobContext, i: int) -> None:
-        go.wait(30)
+        go.wait(60)
 
     jobs.add("slow", 50)
     worker = start_worker(concurrency=8)

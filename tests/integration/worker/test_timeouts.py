@@ -156,7 +156,7 @@ def test_what_a_late_handler_returns_is_not_taken(
     start_worker()
     jobs.wait(failed=1)
     go.set()
-    assert ended.wait(30)
+    assert ended.wait(60)
     add(queue, "late", timeout=0.2)
     jobs.wait(failed=1, completed=1)
     assert jobs.sql("SELECT outcome FROM sync_job_attempt ORDER BY job_id") == [("timeout",), ("completed",)]

@@ -195,14 +195,14 @@ def test_what_is_to_be_run_by_a_child_that_starts_is_not_given_back(monkeypatch:
 
     def slow() -> None:
         starting.set()
-        go.wait(30)
+        go.wait(60)
 
     monkeypatch.setattr("jobsync_orm.worker.processes.resource_tracker.ensure_running", slow)
     bench = Bench(processes, slots=1)
     bench.queue.register("add", handlers.add, kind="process")
     with bench:
         attempt = bench.submit("add", a=2, b=3)
-        assert starting.wait(30)
+        assert starting.wait(60)
         assert bench.executor.withdraw() == []
         assert bench.executor.free() == 0
         go.set()

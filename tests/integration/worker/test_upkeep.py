@@ -76,13 +76,13 @@ def test_a_running_job_is_cancelled(queue: JobQueue, start_worker: Start, jobs: 
 
     def wait(ctx: JobContext, **_: Any) -> None:
         begun.set()
-        ctx.cancelled.wait(30)
+        ctx.cancelled.wait(60)
         ctx.check()
 
     queue.register("t", wait)
     start_worker()
     (job,) = jobs.add("t")
-    assert begun.wait(30)
+    assert begun.wait(60)
     queue.cancel(job)
     jobs.wait(cancelled=1)
 
@@ -93,18 +93,18 @@ def test_a_job_that_was_given_to_others_is_given_up(queue: JobQueue, start_worke
     def wait(ctx: JobContext, **_: Any) -> None:
         if ctx.attempt == 1:
             begun.set()
-            ctx.cancelled.wait(30)
+            ctx.cancelled.wait(60)
             told.set()
 
     queue.register("t", wait)
     worker = start_worker()
     jobs.add("t")
-    assert begun.wait(30)
+    assert begun.wait(60)
     jobs.sql("UPDATE sync_job SET deadline = now() - interval '1 s'")
     assert worker._upkeep is not None
     worker._upkeep.rescue._overdue.at = 0  # at once, not within five seconds
     jobs.wait(completed=1)
-    assert told.wait(10)
+    assert told.wait(60)
     assert jobs.sql("SELECT attempt, failures FROM sync_job") == [(2, 1)]
     assert jobs.outcomes() == {"died": 1, "completed": 1}
 
@@ -114,14 +114,14 @@ def test_the_workers_row(queue: JobQueue, start_worker: Start, jobs: Jobs) -> No
 
     def wait(ctx: JobContext, **_: Any) -> None:
         begun.set()
-        end.wait(30)
+        end.wait(60)
 
     queue.register("t", wait)
     queue.register("u", lambda ctx, **_: None)
     worker = start_worker(node_name="w1", concurrency=3)
     jobs.add("t")
     jobs.add("u", 5)
-    assert begun.wait(30)
+    assert begun.wait(60)
     figures = "SELECT node, types, concurrency, running, completed, failed FROM sync_job_worker"
     wait_for(lambda: jobs.sql(figures) == [("w1", ["t", "u"], 3, 1, 5, 0)], "the row says what it does")
     end.set()
@@ -140,12 +140,12 @@ def test_stopping_after_the_machine_has_slept(
 
     def wait(ctx: JobContext, **_: Any) -> None:
         begun.set()
-        end.wait(30)
+        end.wait(60)
 
     queue.register("t", wait)
     worker = start_worker()
     jobs.add("t")
-    assert begun.wait(30)
+    assert begun.wait(60)
     stopping = threading.Thread(target=worker.stop)
     stopping.start()
     wait_for(lambda: worker.health().state == "stopping", "it is stopping")

@@ -53,7 +53,7 @@ def test_raising_is_logged_and_the_next_call_comes(caplog: pytest.LogCaptureFixt
 
 def test_finish_gives_up_on_one_that_does_not_return(caplog: pytest.LogCaptureFixture) -> None:
     release = threading.Event()
-    callback = Callback("on_test", lambda: release.wait(30), lambda: None)
+    callback = Callback("on_test", lambda: release.wait(60), lambda: None)
     callback.send(None)
     assert not callback.finish(0.05)
     release.set()
@@ -63,7 +63,7 @@ def test_after_each_call_the_loop_is_told() -> None:
     told = threading.Event()
     callback = Callback("on_test", lambda: None, told.set)
     delivery = callback.send(None)
-    assert told.wait(30)
+    assert told.wait(60)
     assert delivery.done.is_set()
     assert callback.finish(30)
 
