@@ -25,7 +25,7 @@ SESSIONS = 2
 SEQUENCES, STEPS = 25, 70
 SQL = vars(Statements(Names()))
 # All times are told apart by units of this many seconds; a sequence takes much less.
-UNIT = 5
+UNIT = 50
 STATEMENTS = {
     "lock_node": 1,
     "find": 2,
@@ -351,7 +351,8 @@ class Driver:
             for side in self.sides:
                 side.claim(f"t{self.count}", claim)
             return f"{claim}"
-        pin = Pin(token, (name, "%"), rng.choice((*NODES, "z")), 0, rng.choice((None, 7.0, 12.0)), rng.random() < 0.5)
+        creator, expires = rng.choice((*NODES, "z")), rng.choice((None, 1.4 * UNIT, 2.4 * UNIT))
+        pin = Pin(token, (name, "%"), creator, 0, expires, rng.random() < 0.5)
         for side in self.sides:
             side.pin(f"p{self.count}", pin)
         return f"{pin}"
@@ -365,7 +366,7 @@ class Driver:
     def _reform(self, side: Side) -> tuple[Any, ...]:
         rng, epoch = self.rng, self.epoch
         new, history = str(uuid.UUID(int=rng.getrandbits(128))), rng.choice((None, "1/1", "1/2"))
-        return self._cluster_incarnation(), new, history, epoch + rng.choice((-1, 0, 1)), 7.0, rng.random() < 0.2
+        return self._cluster_incarnation(), new, history, epoch + rng.choice((-1, 0, 1)), 1.4 * UNIT, rng.random() < 0.2
 
     def _oldest(self) -> str:
         nodes = self.sides[0].store.now.nodes.values()
@@ -398,7 +399,7 @@ class Driver:
         rng, name = self.rng, self.rng.choice(NODES)
         replaced = (self.life(name), side.beats.get(name)) if rng.random() < 0.8 else (None, None)
         new = str(uuid.UUID(int=rng.getrandbits(128)))
-        settings = (rng.random() < 0.8, rng.choice((7.0, 12.0)), 0.5, rng.choice((0.0, 7.0)))
+        settings = (rng.random() < 0.8, rng.choice((1.4 * UNIT, 2.4 * UNIT)), 0.5, rng.choice((0.0, 1.4 * UNIT)))
         return name, new, *replaced, 1, *settings, "{}", "h", 1, "0"
 
     def _beat(self, side: Side) -> tuple[Any, ...]:
@@ -432,7 +433,7 @@ class Driver:
         revision = self.revision if rng.random() < 0.9 else self.revision + 1
         columns = (array(lows), array(lows), array(sources), array(marks), array(table), array(kinds), array(targets))
         return (
-            *(me, self.life(me), revision, array(self.joining), *columns, rng.choice((2.0, 7.0))),
+            *(me, self.life(me), revision, array(self.joining), *columns, rng.choice((0.4 * UNIT, 1.4 * UNIT))),
             *(side.started or "2026-01-01", "join", 1, 2, "{x,y}"),
             self.epoch + (rng.random() < 0.05),
         )

@@ -82,7 +82,9 @@ def test_workers_form_the_cluster_anew_on_the_standby(
     primary, standby = pair
     relay = Relay(primary.url)
     try:
-        cluster = make_cluster(either(primary.url, standby.url))
+        # Long enough for two processes to start, on a busy machine too, while ``lost`` has its lease.
+        lease = 12 if restarted else 4
+        cluster = make_cluster(either(primary.url, standby.url), heartbeat_timeout_sec=lease)
         cluster.start("w1", "w2", "left")
         catch_up(primary, standby)
         stop_streaming(standby)
