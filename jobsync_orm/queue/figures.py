@@ -92,6 +92,8 @@ class QueueStats:
         several attempts the last one. None if there are none.
     run_sec : Percentiles or None
         Time from begin to end of an attempt, of the same.
+    workers : int or None
+        How many live workers run jobs of this type. None in the figures of the whole queue.
     by_type : dict of str to QueueStats
         The same for each job type there is. Empty in the figures of one type.
     """
@@ -104,6 +106,7 @@ class QueueStats:
     last_5_minutes: Rates = Rates(LONG_SEC)
     wait_sec: Percentiles | None = None
     run_sec: Percentiles | None = None
+    workers: int | None = None
     by_type: dict[str, QueueStats] = field(default_factory=dict)
 
 
@@ -157,6 +160,11 @@ class Figures:
                 FROM (SELECT * FROM lane UNION ALL SELECT * FROM rung) AS heads GROUP BY type
             UNION ALL SELECT 'sample', type, state, count(*), NULL
                 FROM {job} TABLESAMPLE SYSTEM (CAST(:percent AS float4)) GROUP BY type, state""")
+
+        self._workers = text(f"""
+            SELECT t.type, count(*) FROM {names.text("job_worker")} w JOIN {names.text("node")} n
+                ON n.name = w.node AND n.incarnation = w.incarnation AND n.state <> 'away'
+            CROSS JOIN unnest(w.types) AS t (type) GROUP BY t.type""")
 
         def within(seconds: str) -> str:
             return f"FROM {attempt} WHERE ended_at > now() - {seconds} * interval '1 second'"
@@ -215,6 +223,8 @@ class Figures:
         found = _Counts(counts, percent)
         types = sorted({*found.types, *(type for type in recent if type is not None)})
         by_type = {type: _put_together(type, found.of([type]), seconds, recent.get(type)) for type in types}
+        workers = {type: int(number) for type, number in database.repeat(self._workers, {})[0]}
+        by_type = {type: replace(stats, workers=workers.get(type, 0)) for type, stats in by_type.items()}
         return replace(_put_together(None, found.of(types), seconds, recent.get(None)), by_type=by_type)
 
     def depths(self, walk: Callable[[TextClause, Mapping[str, object]], list[Row]]) -> dict[str, QueueStats]:

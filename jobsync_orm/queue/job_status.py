@@ -11,7 +11,7 @@ from sqlalchemy import text
 
 from jobsync_orm.autocommit import Autocommit
 from jobsync_orm.models.queue import IN_LINE
-from jobsync_orm.models.states import AttemptOutcome, JobState
+from jobsync_orm.models.states import LIVE, AttemptOutcome, JobState
 from jobsync_orm.naming import Names
 
 __all__ = ["AttemptStatus", "JobStatus", "StatusReader"]
@@ -62,6 +62,9 @@ class JobStatus:
     ahead : int or None
         Of a job that is ready: how many go before it, up to 1,000. Of a job with a key these are those of its key;
         without one, those of its type and priority.
+    workers : int or None
+        Of a job that has not finished: how many live workers run jobs of its type. With 0 it stays where it is, unless
+        somebody's own loop takes it: is the type spelled right?
     attempts : tuple[AttemptStatus, ...]
         All that have ended, first to last.
     """
@@ -88,6 +91,7 @@ class JobStatus:
     cancel_requested: bool
     waits_for: tuple[int, ...]
     ahead: int | None
+    workers: int | None
     attempts: tuple[AttemptStatus, ...]
 
 
@@ -104,6 +108,7 @@ class StatusReader:
         def before(condition: str) -> str:
             return f"SELECT count(*) FROM (SELECT 1 FROM {job} a WHERE {condition} LIMIT {AHEAD_UP_TO}) AS before"
 
+        live = ", ".join(repr(str(state)) for state in LIVE)
         in_line = f"{IN_LINE} AND a.key = j.key AND a.id < j.id"
         in_lane = """a.state = 'pending' AND a.key IS NULL AND a.type = j.type AND a.priority = j.priority
             AND (a.ready_at, a.id) < (j.ready_at, j.id)"""
@@ -115,7 +120,11 @@ class StatusReader:
                 (SELECT coalesce(CAST(json_agg(d.after_id ORDER BY d.after_id) AS text), '[]') FROM {dependency} d
                     JOIN {job} a ON a.id = d.after_id WHERE d.job_id = j.id AND a.state <> 'completed'),
                 CASE WHEN state <> 'pending' THEN NULL WHEN key IS NULL THEN ({before(in_lane)})
-                    ELSE ({before(in_line)}) END
+                    ELSE ({before(in_line)}) END,
+                CASE WHEN state IN ({live}) THEN (
+                    SELECT count(*) FROM {names.text("job_worker")} w JOIN {names.text("node")} n
+                        ON n.name = w.node AND n.incarnation = w.incarnation AND n.state <> 'away'
+                    WHERE j.type = ANY (w.types)) END
             FROM {job} j WHERE id = :id""")
         self._attempts = text(f"""
             SELECT attempt, outcome, started_at, ended_at, worker, error, traceback FROM {attempt}

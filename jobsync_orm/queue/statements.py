@@ -22,7 +22,7 @@ is left for the next turn, and nothing stands still for it. Two belong to a hand
 | fire | the schedule's row (skip) | the jobs are there and it is fired until then, or neither |
 | settle_one | the handler's own job (waits), until COMMIT | rolled back with what the handler wrote |
 | extend | the handler's own job (waits) | extended or not |
-| discover, lines, survey, held, adopt, lost, schedules, orders | nothing | nothing |
+| discover, lines, survey, unserved, held, adopt, lost, schedules, orders | nothing | nothing |
 
 One wait there is, for the end of another transaction that is one message long: two that claim different jobs of one
 key at once, one of which the other could not see yet, meet in the unique index of jobs under way by key. The second is
@@ -70,6 +70,9 @@ MOST_BYTES = 2000
 
 # So many keys ``dequeue`` looks at in one statement.
 KEYS_AT_ONCE = 200
+
+# So many jobs with a key of each priority are looked at for types that nobody runs.
+OLDEST_OF_KEYS = 100
 
 # Before and after every incarnation.
 FIRST_UUID, LAST_UUID = "00000000-0000-0000-0000-000000000000", "ffffffff-ffff-ffff-ffff-ffffffffffff"
@@ -577,6 +580,36 @@ class QueueStatements:
                     CROSS JOIN LATERAL ({ready} AND j.type = l.type AND j.priority > l.priority {first}) j)
             SELECT coalesce(json_agg(json_build_array(type, priority, {micros("ready_at")})), '[]'), {micros(NOW)}
             FROM lane"""
+
+        # Types that no live worker runs, whose jobs have been ready for more than $1 seconds, by the one worker ($2):
+        # [type, seconds]. Of each lane its first is looked at, from one to the next by a leap in the index; of jobs
+        # with a key, whose index does not know types, the oldest of each priority: those nobody takes stay in front.
+        heads = f"SELECT j.type, j.priority, j.ready_at FROM {job} j WHERE j.state = 'pending' AND j.key"
+        rung = f"SELECT j.priority FROM {job} j WHERE j.state = 'pending' AND j.key IS NOT NULL"
+        lowest = "ORDER BY j.priority, j.ready_at, j.id LIMIT 1"
+        self.unserved = f"""
+            WITH RECURSIVE lane AS (
+                ({heads} IS NULL AND {chief} {first})
+                UNION ALL
+                SELECT n.* FROM lane l CROSS JOIN LATERAL (
+                    {heads} IS NULL AND (j.type, j.priority) > (l.type, l.priority) {first}) n),
+            rung AS (
+                ({rung} AND {chief} {lowest})
+                UNION ALL
+                SELECT n.* FROM rung r CROSS JOIN LATERAL ({rung} AND j.priority > r.priority {lowest}) n),
+            old AS (
+                SELECT type, min(ready_at) AS since FROM (
+                    SELECT type, ready_at FROM lane
+                    UNION ALL
+                    SELECT j.type, j.ready_at FROM rung r CROSS JOIN LATERAL (
+                        {heads} IS NOT NULL AND j.priority = r.priority
+                        ORDER BY j.priority, j.ready_at, j.id LIMIT {OLDEST_OF_KEYS}) j) AS ready
+                GROUP BY type HAVING min(ready_at) < now() - $1::float8 * interval '1 second')
+            SELECT coalesce(json_agg(json_build_array(type, extract(epoch FROM {NOW} - since)) ORDER BY type), '[]')
+            FROM old o WHERE NOT EXISTS (
+                SELECT 1 FROM {worker} w JOIN {node} n ON n.name = w.node AND n.incarnation = w.incarnation
+                    AND n.state <> 'away'
+                WHERE o.type = ANY (w.types))"""
 
         # [id, attempt] of all attempts under way that bear the incarnation $1.
         self.held = (

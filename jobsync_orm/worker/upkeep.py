@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from jobsync_orm.worker.maintenance import Figures, Orders, Place, Presence, Promotion, Rescue, Unblocking
+from jobsync_orm.worker.unserved import Unserved
 
 if TYPE_CHECKING:
     from jobsync_orm.worker.attempts import Why
@@ -52,7 +53,7 @@ class Upkeep:
         orders = Orders(sql, self._held, self._pause, self._give_up)
         unblocking = Unblocking(sql, node, pump.waiting, self._ready)
         # First what may tell that there is something to claim, or nothing to be claimed.
-        pump.duties += [orders, self.rescue, self.promotion, unblocking, self.presence]
+        pump.duties += [orders, self.rescue, self.promotion, unblocking, self.presence, Unserved(sql, node)]
         pump.delayed = self.promotion.expect
         pump.leaving.farewells += [
             lambda session: unblocking.run(session) if pump.waiting else None,
