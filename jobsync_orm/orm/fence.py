@@ -19,25 +19,21 @@ two: the server then ends the transaction after ``IDLE_SEC`` seconds, and the to
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterable
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
-from psycopg import OperationalError
-from psycopg.errors import error_from_result
-from psycopg.pq import ExecStatus, PipelineStatus
-from psycopg.pq.abc import PGresult
-from psycopg.waiting import Ready, Wait
 from sqlalchemy import Connection, TextClause, text
 from sqlalchemy.exc import DBAPIError
 
 from jobsync_orm.coordinator.session import array
 from jobsync_orm.coordinator.view import View
 from jobsync_orm.exceptions import OwnershipLost
+from jobsync_orm.message import send
 from jobsync_orm.naming import EPOCH_SETTING, NODE_SETTING, NOT_HELD, OWNERSHIP_LOST, Names
 from jobsync_orm.sqlstates import SERIALIZATION_FAILURE, sqlstate
 
-__all__ = ["commit", "hold", "may_commit", "owners_now", "owners_seen", "refused_by_trigger", "roll_back"]
+__all__ = ["commit", "hold", "owners_now", "owners_seen", "refused_by_trigger", "roll_back"]
 
 # Between the fence and COMMIT nothing takes time but a process that does not run.
 IDLE_SEC = 10
@@ -88,16 +84,8 @@ def hold(connection: Connection, names: Names, node: str, view: View, tokens: se
         raise failure
 
 
-def may_commit(connection: Connection) -> bool:
-    """Whether :func:`commit` is possible on ``connection``."""
-    if connection.dialect.driver != "psycopg" or connection.dialect.is_async:
-        return False
-    psycopg: Any = connection.connection.dbapi_connection
-    return bool(psycopg.pgconn.pipeline_status == PipelineStatus.OFF)
-
-
 def commit(connection: Connection, names: Names, node: str, view: View, tokens: set[int]) -> None:
-    """:func:`hold` and COMMIT in one message, where :func:`may_commit`: one round trip less.
+    """:func:`hold` and COMMIT in one message, where :func:`~jobsync_orm.message.may_send`: one round trip less.
 
     Without tokens, only who commits, and COMMIT. The statement fails if a token is not held, and then the server does
     not come to the COMMIT behind it. A commit of psycopg's connection afterwards finds no transaction and sends
@@ -118,40 +106,12 @@ def commit(connection: Connection, names: Names, node: str, view: View, tokens: 
     else:  # it may be another database, without the function
         sql = f"{_declare_start(node)}{view.epoch}', true)"
     try:
-        _send(connection.connection.dbapi_connection, f"{sql}; COMMIT")
+        send(connection.connection.dbapi_connection, f"{sql}; COMMIT")
     except connection.dialect.loaded_dbapi.Error as error:
         if tokens and sqlstate(error) in (NOT_HELD, SERIALIZATION_FAILURE):
             _raise_if_lost(connection, names, node, view, tokens, error)
         # What SQLAlchemy does with an error of COMMIT.
         connection._handle_dbapi_exception(error, None, None, None, None)
-
-
-def _send(psycopg: Any, sql: str) -> None:
-    """Send one message and wait for its end, as psycopg does for its own COMMIT; a cursor would cost more than half."""
-    pg, encoding = psycopg.pgconn, psycopg.info.encoding
-
-    def exchange() -> Generator[Wait, Ready, PGresult | None]:
-        pg.send_query(sql.encode(encoding))
-        failed: PGresult | None = None
-        while True:
-            while pg.is_busy():
-                yield Wait.R
-                try:
-                    pg.consume_input()
-                except OperationalError:
-                    # The connection has ended, maybe with an answer: why the server has ended it.
-                    if pg.is_busy():
-                        raise
-            result = pg.get_result()
-            if result is None:
-                return failed
-            if result.status == ExecStatus.FATAL_ERROR:
-                failed = failed or result
-
-    with psycopg.lock:
-        failed = psycopg.wait(exchange())
-    if failed is not None:
-        raise error_from_result(failed, encoding)
 
 
 @lru_cache(maxsize=64)

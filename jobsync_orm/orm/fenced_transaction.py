@@ -21,6 +21,7 @@ from sqlalchemy.sql.elements import ReleaseSavepointClause, RollbackToSavepointC
 
 from jobsync_orm.coordinator.view import View
 from jobsync_orm.exceptions import ConfigurationError, FenceNotApplicable, NotRunning, OwnershipLost
+from jobsync_orm.message import may_send
 from jobsync_orm.naming import Names
 from jobsync_orm.observe import FenceRejected
 from jobsync_orm.orm import fence
@@ -315,7 +316,7 @@ class FencedTransaction:
         if view is not None and (tokens or raw):
             # Whoever listens behind this listener must find the transaction open.
             last = tuple(connection.dispatch.commit)[-1] is _on_commit
-            finish = fence.commit if last and fence.may_commit(connection) else fence.hold
+            finish = fence.commit if last and may_send(connection) else fence.hold
             self._checked = finish is fence.commit  # what the trigger refuses then, it refuses at COMMIT
             try:
                 self._quietly(finish, connection, self.names, self.job.node_name, view, tokens)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
 
@@ -30,7 +30,7 @@ from jobsync_orm.queue.core import QueueCore
 from jobsync_orm.queue.insertion import Insertion
 from jobsync_orm.queue.new_jobs import Enqueued, NewJob
 from jobsync_orm.queue.places import at, connection_of, no_place
-from jobsync_orm.queue.waker import QueueWaker
+from jobsync_orm.queue.waker import Lane, QueueWaker
 from jobsync_orm.sqlstates import repeated
 
 if TYPE_CHECKING:
@@ -204,10 +204,15 @@ class EnqueueCalls(QueueCore):
         columns = new.columns(self, self._checks(check))
 
         def put() -> Enqueued:
-            with self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-                return self._put(connection, columns)
+            with self.engine.connect() as connection:
+                return self._inserted(self._insertion.alone, connection, columns)
 
-        return repeated(put)
+        job = repeated(put)
+        self._tell_observers(job, columns)
+        lanes, blocked = self._to_tell(job, columns)
+        if lanes or blocked:
+            self._waker.wake(lanes, blocked)
+        return job
 
     async def submit_async(
         self,
@@ -235,21 +240,35 @@ class EnqueueCalls(QueueCore):
 
     def _put(self, place: Session | Connection, columns: dict[str, str]) -> Enqueued:
         connection = self._connection(place)
+        job = self._inserted(self._insertion.one, connection, columns)
+        self._tell_observers(job, columns)
+        lanes, blocked = self._to_tell(job, columns)
+        if lanes or blocked:
+            tell_at_commit(place, connection, self._waker, lanes, blocked)
+        return job
+
+    def _inserted(
+        self, insert: Callable[[Connection, dict[str, str]], Enqueued], connection: Connection, columns: dict[str, str]
+    ) -> Enqueued:
         try:
-            job = self._insertion.one(connection, columns)
+            return insert(connection, columns)
         except DBAPIError as error:
             if (told := self._not_ready(error)) is None:
                 raise
             raise told from error
+
+    def _tell_observers(self, job: Enqueued, columns: dict[str, str]) -> None:
         if self.audience.active and job.created:
             self.audience.tell(JobsEnqueued(columns["type"], 1))
+
+    def _to_tell(self, job: Enqueued, columns: dict[str, str]) -> tuple[set[Lane], set[int]]:
+        """What the workers are to hear of a job: its lane if it is ready, its id if it waits for others."""
         if self.wakes and job.created:
             if job.state is JobState.PENDING:
-                lane = (columns["type"], int(columns.get("priority", 0)), "key" in columns)
-                tell_at_commit(place, connection, self._waker, {lane}, set())
-            elif job.state is JobState.BLOCKED:
-                tell_at_commit(place, connection, self._waker, set(), {job.id})
-        return job
+                return {(columns["type"], int(columns.get("priority", 0)), "key" in columns)}, set()
+            if job.state is JobState.BLOCKED:
+                return set(), {job.id}
+        return set(), set()
 
     def dispose(self) -> None:
         """Close what the queue opened itself, and end its threads. It may be used again afterwards."""

@@ -39,7 +39,7 @@ from jobsync_orm.exceptions import JobConflict, UnknownJob
 from jobsync_orm.models.states import LIVE, JobState
 from jobsync_orm.naming import Names
 from jobsync_orm.queue.new_jobs import Enqueued
-from jobsync_orm.queue.one_message import NOT_GIVEN, TYPES, insert, is_plain
+from jobsync_orm.queue.one_message import NOT_GIVEN, TYPES, insert, is_plain, is_transaction
 
 __all__ = ["LIVE_KEY", "NOW", "TRIES", "Insertion", "cast_text", "stuck_behind", "unknown_jobs"]
 
@@ -93,6 +93,12 @@ class Insertion:
             f"{columns['type']!r} jobs with idempotency_key={columns['idempotency_key']!r} came and went {TRIES} times "
             "while one was to be enqueued"
         )
+
+    def alone(self, connection: Connection, columns: dict[str, str]) -> Enqueued:
+        """:meth:`one` on a connection without a transaction, committed on return."""
+        if is_transaction(connection, columns):
+            return Enqueued(insert(connection, self._names, columns, alone=True), True, JobState.PENDING)
+        return self.one(connection.execution_options(isolation_level="AUTOCOMMIT"), columns)
 
     def _found(self, row: Sequence[Any], columns: dict[str, str]) -> Sequence[Any] | None:
         id, state, unknown, stuck = row

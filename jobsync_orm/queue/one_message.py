@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from psycopg.errors import error_from_result
-from psycopg.generators import execute
-from psycopg.pq import Escaping, ExecStatus, PipelineStatus, TransactionStatus
+from psycopg.pq import Escaping, TransactionStatus
 from sqlalchemy import Connection
 
+from jobsync_orm.message import begin, may_send, send
 from jobsync_orm.naming import Names
 
-__all__ = ["NOT_GIVEN", "TYPES", "insert", "is_plain"]
+__all__ = ["NOT_GIVEN", "TYPES", "insert", "is_plain", "is_transaction"]
 
 # Columns that are stored as they are given. One more, and the job is not a plain one.
 TYPES = {
@@ -38,55 +37,48 @@ NOT_GIVEN = {"max_retries_given": "false", "timeout_given": "false"}
 
 
 def is_plain(connection: Connection, columns: Mapping[str, str]) -> bool:
-    """Whether :func:`insert` may be used for such a job on this connection."""
-    dialect = connection.dialect
-    if dialect.driver != "psycopg" or dialect.is_async or not columns.keys() <= TYPES.keys():
+    """Whether :func:`insert` may be used for such a job, as part of the transaction of this connection."""
+    # A Connection begins by itself, but only with what it sends itself.
+    return _is_plain(connection, columns) and connection.in_transaction()
+
+
+def is_transaction(connection: Connection, columns: Mapping[str, str]) -> bool:
+    """Whether :func:`insert` without BEGIN is a transaction of its own: committed when it returns."""
+    if not _is_plain(connection, columns) or connection.in_transaction():
         return False
-    if not connection.in_transaction():  # a Connection begins by itself, but only with what it sends itself
-        return False
+    psycopg: Any = connection.connection.dbapi_connection
+    # A hook of the application's pool may have begun one.
+    return bool(psycopg.pgconn.transaction_status == TransactionStatus.IDLE)
+
+
+def _is_plain(connection: Connection, columns: Mapping[str, str]) -> bool:
     # Somebody logs, counts or changes the statements of this engine: they must see this one too.
-    if connection._has_events or connection.engine._has_events or connection._echo:
-        return False
-    psycopg: Any = connection.connection.driver_connection
-    if psycopg.pgconn.pipeline_status != PipelineStatus.OFF:
-        return False
-    begun = psycopg.autocommit or psycopg.pgconn.transaction_status == TransactionStatus.INTRANS
-    return bool(begun or (psycopg.isolation_level, psycopg.read_only, psycopg.deferrable) == (None, None, None))
+    heard = connection._has_events or connection.engine._has_events or connection._echo
+    return not heard and columns.keys() <= TYPES.keys() and may_send(connection)
 
 
-def insert(connection: Connection, names: Names, columns: Mapping[str, str]) -> int:
-    """Put one job in; returns its id. ``columns`` are the values as text.
+def insert(connection: Connection, names: Names, columns: Mapping[str, str], *, alone: bool = False) -> int:
+    """Put one job in; returns its id. ``columns`` are the values as text. ``alone``: without a BEGIN in any case.
 
     Raises
     ------
     sqlalchemy.exc.DBAPIError
         As from any statement of the connection.
     """
-    psycopg: Any = connection.connection.driver_connection
+    psycopg: Any = connection.connection.dbapi_connection
     pg, encoding = psycopg.pgconn, psycopg.info.encoding
     escape = Escaping(pg).escape_literal
-    values = dict(NOT_GIVEN)
-    for name, value in columns.items():
-        literal = bytes(escape(value.encode(encoding))).decode(encoding)
-        values[name] = f"CAST({literal} AS {TYPES[name]})"
-        if name == "key":
-            values["token_id"] = f"{names.sql('token_of')}({literal})"
-    begin = "" if psycopg.autocommit or pg.transaction_status != TransactionStatus.IDLE else "BEGIN; "
-    into = f"{names.sql('job')} ({', '.join(values)})"
-    sql = f"{begin}INSERT INTO {into} VALUES ({', '.join(values.values())}) RETURNING id"
+    given = {name: bytes(escape(value.encode(encoding))).decode(encoding) for name, value in columns.items()}
+    values = NOT_GIVEN | given
+    if "key" in values:
+        values["token_id"] = f"{names.sql('token_of')}({values['key']})"
+    # Each is a constant without a type, and becomes its column's.
+    sql = f"INSERT INTO {names.sql('job')} ({', '.join(values)}) VALUES ({', '.join(values.values())}) RETURNING id"
+    if not alone and not psycopg.autocommit and pg.transaction_status == TransactionStatus.IDLE:
+        sql = f"{begin(psycopg)}; {sql}"
     try:
-        return _send(psycopg, sql.encode(encoding))
+        results = send(psycopg, sql)
     except connection.dialect.loaded_dbapi.Error as error:
         # What SQLAlchemy does with an error of a statement that it has sent.
         connection._handle_dbapi_exception(error, None, None, None, None)
-
-
-def _send(psycopg: Any, message: bytes) -> int:
-    """Send one message and wait for its end, as psycopg does; the last statement returns a number."""
-    with psycopg.lock:
-        psycopg.pgconn.send_query(message)
-        results = psycopg.wait(execute(psycopg.pgconn))
-    for result in results:
-        if result.status == ExecStatus.FATAL_ERROR:
-            raise error_from_result(result, psycopg.info.encoding)
-    return int(results[-1].get_value(0, 0))
+    return int(results[-1].get_value(0, 0) or 0)

@@ -2,8 +2,10 @@
 
 A NOTIFY inside a transaction would make its COMMIT wait for those of all others that notify: PostgreSQL lets them
 through one at a time. So it is sent afterwards, by one thread of this process on one connection of its own: at once
-when it has been quiet, and then at most once per ``INTERVAL_SEC`` for all that was committed meanwhile. Workers look by
-themselves every second or so; a notification that is lost costs that, and one too many costs nothing.
+when it has been quiet, and then at most once per ``INTERVAL_SEC`` for all that was committed meanwhile. Where commits
+pour in, one after the other, the interval grows to ``LONGEST_SEC``: there the sending costs the producers more than the
+workers gain, who have as much to do as they can. Workers look by themselves every second or so; a notification that is
+lost costs that, and one too many costs nothing.
 
 Nothing here ever raises into the application or makes it wait: it adds to a set. A server that does not answer holds up
 the thread, not its callers. A forked child has a thread and a connection of its own.
@@ -28,7 +30,7 @@ from jobsync_orm.queue.statements import MOST_BYTES, QueueStatements
 if TYPE_CHECKING:
     from jobsync_orm.config import CoordinationConfig
 
-__all__ = ["Lane", "QueueWaker", "lanes_of", "lanes_text"]
+__all__ = ["Lane", "QueueWaker", "lanes_of", "lanes_text", "next_interval"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +39,10 @@ Lane = tuple[str, int, bool]
 
 # At most one notification per process in this time, but for the first.
 INTERVAL_SEC: Final = 0.01
+
+# Where so many commits a second or more are told of, the next interval is twice as long.
+BUSY_PER_SEC: Final = 400
+LONGEST_SEC: Final = 0.04
 
 # With more lanes than this workers are told to look at everything.
 MOST_LANES: Final = 100
@@ -88,6 +94,11 @@ def _are_lanes(found: Any) -> bool:
         and -(2**31) <= lane[1] < 2**31
         for lane in found
     )
+
+
+def next_interval(present: float, commits: int, seconds: float) -> float:
+    """How many seconds to wait after a notification that tells of ``commits``, which came within ``seconds``."""
+    return min(present * 2, LONGEST_SEC) if commits >= BUSY_PER_SEC * seconds else INTERVAL_SEC
 
 
 class QueueWaker:
@@ -165,6 +176,8 @@ class _Sender:
         self._later: list[tuple[Transaction, set[Lane], set[int], float]] = []
         self._resting = False
         self._leaving_at: float | None = None
+        self._interval = INTERVAL_SEC
+        self._merged = 0  # commits since the last notification
         self._sent_at = 0.0
         self._thread = threading.Thread(target=self._run, name="jobsync-wake-ups", daemon=True)
         _senders.add(self)
@@ -203,6 +216,7 @@ class _Sender:
             self._changed.notify()
 
     def _merge(self, lanes: set[Lane], blocked: set[int]) -> None:
+        self._merged += 1
         self._lanes |= lanes
         self._blocked |= blocked
         if len(self._lanes) > MOST_LANES:
@@ -238,18 +252,20 @@ class _Sender:
             _senders.discard(self)
 
     def _wait(self) -> bool:
-        """Wait until there is something to be sent and the last was ``INTERVAL_SEC`` ago. False to end."""
+        """Wait until there is something to be sent and the last was long enough ago. False to end."""
         with self._changed:
             while True:
                 now = monotonic()
                 self._look_at_commits(now)
                 leaving = self._leaving_at is not None
-                if self._lanes or self._everything or self._blocked:
-                    left = self._sent_at + INTERVAL_SEC - now
-                    if left <= 0 or leaving:
-                        self._sent_at = now
-                        return True
+                # While it lasts nobody wakes this thread for a commit: each would cost the committing one some time.
+                left = self._sent_at + self._interval - now
+                if left > 0 and not leaving:
                     self._changed.wait(left)
+                elif self._lanes or self._everything or self._blocked:
+                    self._interval = next_interval(self._interval, self._merged, now - self._sent_at)
+                    self._merged, self._sent_at = 0, now
+                    return True
                 elif self._later:
                     if self._leaving_at is not None and now > self._leaving_at:
                         return False

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 from unittest.mock import patch
 
+import psycopg
 import pytest
 from psycopg.pq import TransactionStatus
 from sqlalchemy import URL, Engine, create_engine, event, text
-from sqlalchemy.exc import DBAPIError, ProgrammingError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
+from jobsync_orm.exceptions import SchemaNotReady
 from jobsync_orm.queue import JobQueue, insertion
 from jobsync_orm.queue.one_message import insert
 from tests.integration.queue.stored import jobs
@@ -24,8 +27,8 @@ def sent() -> Iterator[list[int]]:
     """Ids of the jobs that were put in by one message."""
     ids: list[int] = []
 
-    def insert_and_note(*arguments: object) -> int:
-        ids.append(insert(*arguments))  # type: ignore[arg-type]
+    def insert_and_note(*arguments: Any, **options: Any) -> int:
+        ids.append(insert(*arguments, **options))
         return ids[-1]
 
     with patch.object(insertion, "insert", insert_and_note):
@@ -74,13 +77,14 @@ def test_what_was_begun_before_goes_with_it(queue: JobQueue, store: Engine, sent
     assert jobs(store, "type") == ["stays"]
 
 
-@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
 def test_an_isolation_level_of_its_own_is_kept(queue: JobQueue, store: Engine, sent: list[int], level: str) -> None:
-    with Session(store.execution_options(isolation_level=level)) as session:
+    with Session(store) as session:
+        session.connection(execution_options={"isolation_level": level})
         queue.enqueue(session, "a")
         assert session.scalar(text("SHOW transaction_isolation")) == level.lower()
         session.commit()
-    assert sent == []
+    assert len(sent) == 1
     assert jobs(store, "type") == ["a"]
 
 
@@ -99,13 +103,48 @@ def test_a_connection_that_has_not_begun_begins(queue: JobQueue, store: Engine, 
     assert jobs(store, "type") == ["a"]
 
 
+def test_submit_is_one_message_and_committed(queue: JobQueue, store: Engine, sent: list[int]) -> None:
+    one = queue.submit("a", ODD, key="k")
+    assert sent == [one.id]
+    assert jobs(store, "type, payload, key") == [("a", ODD, "k")]
+    with queue.engine.connect() as connection:
+        driver = connection.connection.driver_connection
+        assert driver.info.transaction_status == TransactionStatus.IDLE  # type: ignore[union-attr]
+    with Session(queue.engine) as session, session.begin():
+        queue.enqueue(session, "b")
+    assert len(sent) == 2
+
+
+def test_submit_where_the_pool_hands_out_a_transaction(sent: list[int], store: Engine) -> None:
+    engine = create_engine(store.url)
+    event.listen(engine, "checkout", lambda connection, *_: connection.execute("SELECT 1"))
+    queue = JobQueue(engine=engine, wake=False)
+    with pytest.raises(psycopg.ProgrammingError, match="in transaction"):  # as AUTOCOMMIT always, on this engine
+        queue.submit("a")
+    assert sent == []
+    assert jobs(store) == []
+    queue.dispose()
+    engine.dispose()
+
+
+def test_submit_with_an_error(empty_database: URL, sent: list[int]) -> None:
+    engine = create_engine(empty_database)
+    queue = JobQueue(engine=engine, wake=False)
+    with pytest.raises(SchemaNotReady, match="upgrade"):
+        queue.submit("a")
+    with engine.connect() as connection:
+        assert connection.scalar(text("SELECT 1")) == 1
+    queue.dispose()
+    engine.dispose()
+
+
 def test_an_error_is_sqlalchemys_and_the_session_goes_on_after_a_rollback(
     empty_database: URL, store: Engine, sent: list[int]
 ) -> None:
     engine = create_engine(empty_database)
     queue = JobQueue(engine=engine, wake=False)
     with Session(engine) as session:
-        with pytest.raises(ProgrammingError, match="sync_job"):
+        with pytest.raises(SchemaNotReady, match="upgrade"):
             queue.enqueue(session, "a")
         session.rollback()
         assert session.scalar(text("SELECT 1")) == 1

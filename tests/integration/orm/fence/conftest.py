@@ -109,7 +109,7 @@ class Statements:
 
 
 _recorders: WeakSet[Statements] = WeakSet()
-_execute, _send = psycopg.Cursor.execute, fence._send
+_execute, _send = psycopg.Cursor.execute, fence.send
 
 
 def _note(connection: Any, sql: str) -> None:
@@ -123,11 +123,11 @@ def _record(cursor: Any, query: Any, *arguments: Any, **options: Any) -> Any:
     return _execute(cursor, query, *arguments, **options)
 
 
-def _record_message(connection: Any, sql: str) -> None:
+def _record_message(connection: Any, sql: str) -> Any:
     _note(connection, sql)
-    _send(connection, sql)
+    return _send(connection, sql)
 
 
 # For good: the events of SQLAlchemy do not show what is sent with a COMMIT.
 psycopg.Cursor.execute = _record  # type: ignore[method-assign]
-fence._send = _record_message
+fence.send = _record_message
