@@ -32,11 +32,20 @@ class SessionLost(Exception):
 
 
 class StatementFailed(Exception):
-    """The server refused a statement; the connection is fine."""
+    """The server refused a statement; the connection is fine.
 
-    def __init__(self, message: str, sqlstate: str) -> None:
+    Attributes
+    ----------
+    sqlstate : str
+        Why.
+    in_function : bool
+        Whether it was in a function that the statement has called, or a trigger.
+    """
+
+    def __init__(self, message: str, sqlstate: str, in_function: bool = False) -> None:
         super().__init__(f"{message} (SQLSTATE {sqlstate})")
         self.sqlstate = sqlstate
+        self.in_function = in_function
 
 
 def array(values: Iterable[object]) -> str:
@@ -228,6 +237,7 @@ class Session:
                     failure = StatementFailed(
                         result.error_message.decode("utf-8", "replace").strip(),
                         (result.error_field(67) or b"").decode(),
+                        bool(result.error_field(87)),  # the context: functions, from the innermost
                     )
                 elif result.status == ExecStatus.TUPLES_OK:
                     rows = [

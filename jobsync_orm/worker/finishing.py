@@ -37,7 +37,10 @@ HELD_SEC, HELD_MOST_SEC = 0.05, 1.0
 
 # Classes of errors that an ending causes by what it holds, not by when it is written: its data, a constraint or a
 # trigger of the application's, a limit.
-_ITS_OWN = ("22", "23", "54", "P0", "42")
+_ITS_OWN = ("22", "23", "54", "P0")
+
+# A mistake in what was executed, and of these a privilege that is missing.
+_MISTAKE, _PRIVILEGE = "42", "42501"
 
 Item = tuple["Attempt", "Ending"]
 
@@ -110,7 +113,7 @@ class Finishing:
             # It may have been too much for the time there was, and next time will be no better.
             if isinstance(error, SessionLost) and self._most > 1:
                 self._most = max(1, self._most // 2)
-            if isinstance(error, StatementFailed) and error.sqlstate.startswith(_ITS_OWN):
+            if isinstance(error, StatementFailed) and _is_its_own(error):
                 self._refused(error)
                 return [], []
             raise
@@ -190,3 +193,15 @@ class Finishing:
                 counts=True,
             ),
         )
+
+
+def _is_its_own(error: StatementFailed) -> bool:
+    """Whether an ending was refused for what it holds.
+
+    A mistake in a trigger of the application's is taken for that: another ending may not come to it. Where it is in the
+    statement itself, or a privilege is missing, no ending can be written until somebody has mended that, and none is to
+    be recorded as a failure meanwhile: all are kept.
+    """
+    if error.sqlstate.startswith(_MISTAKE):
+        return error.in_function and error.sqlstate != _PRIVILEGE
+    return error.sqlstate.startswith(_ITS_OWN)
