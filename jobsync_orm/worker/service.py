@@ -288,8 +288,7 @@ class JobWorker:
             if any(executor.is_mine(me) for executor in pump.executors.values()):
                 threading.Thread(target=self.stop, args=(grace,), name="jobsync-stop", daemon=True).start()
                 return
-            # In pieces: a signal that comes just before a wait does not end it.
-            while pump.is_alive and not pump.join(min(SIGNAL_LOOK_SEC, max(0.01, pump.end_by - time.monotonic()))):
+            while pump.is_alive and not pump.join(_piece(pump.end_by)):
                 if time.monotonic() > pump.end_by:
                     logger.warning("%s: the queue's loop has not ended in time; going on without it", self.node_name)
                     break
@@ -300,7 +299,7 @@ class JobWorker:
 
     def _acquire(self) -> bool:
         """Take ``_lifecycle``, from a start that is giving up, before this worker is to have stopped."""
-        while not self._lifecycle.acquire(timeout=SIGNAL_LOOK_SEC):
+        while not self._lifecycle.acquire(timeout=_piece(self._stop_by)):
             if time.monotonic() > self._stop_by:
                 return False
         return True
@@ -321,8 +320,11 @@ class JobWorker:
                 if job is not self._given:
                     leaving = threading.Thread(target=job.stop, name="jobsync-leave", daemon=True)
                     leaving.start()
-                    left = max(NODE_SEC, until - time.monotonic())
-                    leaving.join(min(left, GONE_SEC) if pump is not None and pump.is_away else left)
+                    left = until - time.monotonic()
+                    if pump is not None and pump.is_away:
+                        leaving.join(min(GONE_SEC, max(NODE_SEC, left)))
+                    else:  # the database has just answered
+                        leaving.join(max(LEAVE_LEAST_SEC, left))
             self.queue.audience.tell(WorkerStopped(self.node_name or ""))
 
     def run(self) -> None:
@@ -419,6 +421,11 @@ class JobWorker:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def _piece(until: float) -> float:
+    """Seconds to wait for at once. In pieces: a signal that comes just before a wait does not end it."""
+    return min(SIGNAL_LOOK_SEC, max(0.01, until - time.monotonic()))
 
 
 def _check_whole(name: str, value: Any, most: int) -> None:
