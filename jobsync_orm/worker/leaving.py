@@ -27,6 +27,9 @@ logger = logging.getLogger("jobsync_orm")
 # more than this share. With a grace that is short it takes a second for that in any case.
 LEAVE_SEC, LEAVE_SHARE, LEAVE_LEAST_SEC = 2.0, 0.25, 1.0
 
+# Of that, a process has so much to end.
+EXIT_SEC = 0.5
+
 # What its node has of that, to leave the cluster.
 NODE_SEC = 0.3
 
@@ -65,7 +68,7 @@ class Leaving:
         now = time.monotonic()
         wait_sec = grace_sec - min(LEAVE_SEC, LEAVE_SHARE * grace_sec)
         self.wait_until = min(self.wait_until, now + wait_sec)
-        self.end_by = min(self.end_by, now + max(grace_sec, wait_sec + LEAVE_LEAST_SEC))
+        self.end_by = min(self.end_by, now + max(grace_sec - EXIT_SEC, wait_sec + LEAVE_LEAST_SEC))
         # A statement that hangs leaves time for another try.
         self._pump.line.hang_until(self.wait_until + (self.end_by - self.wait_until) / 4)
         self._begun.set()

@@ -139,8 +139,8 @@ class Pump:
             self.line.close()
 
     def drain(self, grace_sec: float) -> None:
-        """Claim nothing more; end when all attempts are over, and in any case within ``grace_sec`` seconds, or one
-        second where that is more. A second call may shorten it."""
+        """Claim nothing more; end when all attempts are over, and in any case within ``grace_sec`` seconds, or up to
+        one more if they are less than five. A second call may shorten it."""
         self.leaving.begin(grace_sec)
         self.wake()
 

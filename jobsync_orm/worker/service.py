@@ -74,9 +74,9 @@ class JobWorker:
     poll_sec : float
         Seconds between looks for jobs of which no notification told.
     grace_sec : float
-        Seconds that stopping takes at most, whatever the database does; one second if that is more. What runs is waited
-        for until two seconds before, or a quarter of the grace if that is less: what is left then is given back, and
-        does not count as a failure.
+        Seconds that stopping takes at most, whatever the database does; up to one more if they are less than five. What
+        runs is waited for until two seconds before the end, or a quarter of the grace if that is less: what is left
+        then is given back, and does not count as a failure.
 
     Raises
     ------
