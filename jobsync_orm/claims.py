@@ -35,6 +35,7 @@ from sqlalchemy.exc import DBAPIError
 
 from jobsync_orm.claim_book import ClaimBook, Claimed
 from jobsync_orm.exceptions import ClaimEnded, OwnershipLost
+from jobsync_orm.logs import fields
 from jobsync_orm.observe import Audience, FenceRejected, TaskClaims
 from jobsync_orm.open_tasks import OpenTasks
 from jobsync_orm.sqlstates import SERIALIZATION_FAILURE, sqlstate
@@ -152,7 +153,10 @@ class Claim:
             self.release()
         except Exception:
             logger.warning(
-                "%r could not be released in the database; it ends with this node's life", self, exc_info=True
+                "%r could not be released in the database; it ends with this node's life",
+                self,
+                exc_info=True,
+                extra=fields("claim_not_released", epoch=self.epoch),
             )
             self._desk.abandon(self)
 

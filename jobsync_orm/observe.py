@@ -26,6 +26,8 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Final, Protocol
 
+from jobsync_orm.logs import fields
+
 __all__ = [
     "AttemptsEnded",
     "Audience",
@@ -319,7 +321,10 @@ class Audience:
             except BaseException:  # SystemExit too: the thread has others to tell
                 if id(observer) not in self._failed:
                     self._failed.add(id(observer))
-                    logger.exception("an observer raised; it goes on being told, and this is not logged again")
+                    logger.exception(
+                        "an observer raised; it goes on being told, and this is not logged again",
+                        extra=fields("observer_failed"),
+                    )
 
 
 class _Delivery:

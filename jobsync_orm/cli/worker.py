@@ -16,6 +16,7 @@ from sqlalchemy.exc import DBAPIError
 
 from jobsync_orm import JobQueue, JobWorker
 from jobsync_orm.exceptions import JobsyncError
+from jobsync_orm.logs import fields
 
 __all__ = ["worker"]
 
@@ -96,7 +97,7 @@ def _end_in_any_case() -> None:
 
     def end() -> None:
         time.sleep(EXIT_SEC)
-        logger.warning("threads of handlers go on: ending without them")
+        logger.warning("threads of handlers go on: ending without them", extra=fields("handlers_left_behind"))
         logging.shutdown()
         os._exit(0)
 

@@ -14,6 +14,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from jobsync_orm.logs import fields
+
 __all__ = ["Callback", "Delivery"]
 
 logger = logging.getLogger("jobsync_orm")
@@ -67,7 +69,12 @@ class Callback:
             return False
         finished = self._last is None or self._last.done.wait(timeout)
         if not finished:
-            logger.warning("%s is still running after %.1f s; not waiting any longer", self._name, timeout)
+            logger.warning(
+                "%s is still running after %.1f s; not waiting any longer",
+                self._name,
+                timeout,
+                extra=fields("callback_slow"),
+            )
         self._queue.put(None)
         return finished
 
@@ -76,7 +83,7 @@ class Callback:
             try:
                 self._function(delivery.event) if self._takes_event else self._function()
             except BaseException:  # SystemExit too: the thread has more calls to make
-                logger.exception("%s raised; coordination goes on", self._name)
+                logger.exception("%s raised; coordination goes on", self._name, extra=fields("callback_failed"))
             finally:
                 delivery.done.set()
                 self._after()

@@ -29,6 +29,7 @@ from sqlalchemy.exc import DBAPIError
 from jobsync_orm.coordinator.session import Param, Row, Session, SessionLost, StatementFailed
 from jobsync_orm.coordinator.statements import HEAVY_SEC, Statements
 from jobsync_orm.exceptions import SchemaNotReady
+from jobsync_orm.logs import fields
 from jobsync_orm.naming import Names
 
 __all__ = ["History", "Operator", "Reformed", "Standing", "decide", "reform", "standing"]
@@ -167,7 +168,12 @@ class History:
                 raise SessionLost("the server is a standby that has not been promoted") from failed
             if not self._silent:
                 self._silent = True
-                logger.debug("%s: the server does not tell its history: %s", self._name, failed)
+                logger.debug(
+                    "%s: the server does not tell its history: %s",
+                    self._name,
+                    failed,
+                    extra=fields("history_unknown", self._name),
+                )
             self.is_told = False
             return None
         server = rows[0][0] if rows else None
@@ -201,7 +207,12 @@ class History:
         else:
             why = f"the database's history is {server}, no longer {found.history} (failover or restore)"
         if done is None:
-            logger.warning("%s: %s; another node has formed the cluster anew", self._name, why)
+            logger.warning(
+                "%s: %s; another node has formed the cluster anew",
+                self._name,
+                why,
+                extra=fields("cluster_formed_anew", self._name),
+            )
             return
         self.see(done.epoch)
         logger.warning(
@@ -210,12 +221,14 @@ class History:
             why,
             done.epoch,
             done.rest_sec,
+            extra=fields("cluster_formed_anew", self._name, done.epoch),
         )
         if not done.fences_raised:
             logger.error(
                 "%s: fencing numbers of claims may be given out twice: this role lacks UPDATE on their sequence; see "
                 "`jobsync-orm db check`",
                 self._name,
+                extra=fields("fences_not_raised", self._name),
             )
 
 

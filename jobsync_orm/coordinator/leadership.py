@@ -22,6 +22,7 @@ from jobsync_orm.coordinator.pinning import allowed_nodes
 from jobsync_orm.coordinator.session import Session, array, parse_array
 from jobsync_orm.coordinator.statements import HEAVY_SEC, Statements
 from jobsync_orm.coordinator.steps import MARK, Group, Step, batches_of, runs_of, steps_of
+from jobsync_orm.logs import fields
 from jobsync_orm.naming import Names
 from jobsync_orm.planner import Member
 
@@ -237,6 +238,7 @@ class Leadership:
                 *(("", "s") if len(parked) == 1 else ("s", "")),
                 ", ".join(patterns[:3]),
                 ", ..." if len(patterns) > 3 else "",
+                extra=fields("tokens_parked", self._me),
             )
         self._parked = parked
 

@@ -21,6 +21,7 @@ from jobsync_orm.coordinator.observation import FREED_GRACES, Seen, parse_seen
 from jobsync_orm.coordinator.session import Row, Session
 from jobsync_orm.coordinator.statements import Statements
 from jobsync_orm.exceptions import NodeNameInUse
+from jobsync_orm.logs import fields
 
 __all__ = ["Beat", "Membership"]
 
@@ -153,7 +154,7 @@ class Membership:
             return False
         self.incarnation = incarnation
         session.execute(self._sql.void_claims, self.name, incarnation, timeout=self.answer_sec)
-        logger.info("%s has joined", self.name)
+        logger.info("%s has joined", self.name, extra=fields("joined", self.name))
         return True
 
     # -- heartbeat and leave ------------------------------------------------------------------------------------
@@ -189,7 +190,7 @@ class Membership:
     def leave(self, session: Session) -> None:
         """End this life of the node. Its tokens have no live owner from here on."""
         session.execute(self._sql.leave, self.name, self.incarnation, timeout=self.answer_sec)
-        logger.info("%s has left", self.name)
+        logger.info("%s has left", self.name, extra=fields("left", self.name))
 
 
 def _version() -> str:

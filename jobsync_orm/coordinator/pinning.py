@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from jobsync_orm.exceptions import InvalidPattern
 from jobsync_orm.like import compile_pattern
+from jobsync_orm.logs import fields
 
 __all__ = ["allowed_nodes"]
 
@@ -61,7 +62,7 @@ def _ranks(patterns: Sequence[str], names: Sequence[str]) -> dict[str, int]:
         try:
             matches = compile_pattern(pattern)
         except InvalidPattern as error:  # written past register_lock
-            logger.warning("a pin matches no node: %s", error)
+            logger.warning("a pin matches no node: %s", error, extra=fields("pin_unusable"))
             continue
         for name in names:
             if name not in ranks and matches(name):

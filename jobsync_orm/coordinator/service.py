@@ -30,6 +30,7 @@ from jobsync_orm.coordinator.statements import Statements
 from jobsync_orm.coordinator.view import Ownership
 from jobsync_orm.coordinator.waker import Waker
 from jobsync_orm.exceptions import JobsyncError, NodeNameInUse, NotRunning
+from jobsync_orm.logs import fields
 from jobsync_orm.observe import Audience, Evicted, FailedOver, Heartbeat, NodesTakenForDead, Rebalanced, SessionBroke
 
 __all__ = ["Coordinator"]
@@ -223,7 +224,12 @@ class Coordinator:
         elif self._thread is not threading.current_thread():
             most = self._config.callback_timeout_sec + self._membership.answer_sec + LEAVE_SEC + 1
             if not self._ended.wait(most):
-                logger.warning("%s: the loop has not ended after %.0f s; going on without it", self._name, most)
+                logger.warning(
+                    "%s: the loop has not ended after %.0f s; going on without it",
+                    self._name,
+                    most,
+                    extra=self._about("loop_hangs"),
+                )
         for callback in (self._on_rebalance, self._on_revoke):
             if callback is not None:
                 callback.finish(self._config.callback_timeout_sec)
@@ -251,14 +257,22 @@ class Coordinator:
                 except Exception as error:
                     if not self._entered.is_set():
                         raise
-                    logger.exception("%s: coordination failed; trying again", self._name)
+                    logger.exception(
+                        "%s: coordination failed; trying again",
+                        self._name,
+                        extra=self._about("coordination_failed"),
+                    )
                     self._lost(error)
                 if not self._stop.is_set():
                     self._pause(backoff * random.uniform(0.5, 1.0))
                     backoff = min(2 * backoff, RECONNECT_MOST_SEC)
         except BaseException as error:
             if self._entered.is_set() or not isinstance(error, JobsyncError | TimeoutError):
-                logger.exception("%s: coordination has failed", self._name)
+                logger.exception(
+                    "%s: coordination has failed",
+                    self._name,
+                    extra=self._about("coordination_failed"),
+                )
             self._failure = error
         finally:
             try:
@@ -293,7 +307,12 @@ class Coordinator:
         self._dead_since = []
         self._audience.tell(SessionBroke(self._name))
         if self._state == "active":
-            logger.warning("%s: %s; reconnecting", self._name, why)
+            logger.warning(
+                "%s: %s; reconnecting",
+                self._name,
+                why,
+                extra=self._about("connection_lost"),
+            )
             self._state = "reconnecting"
 
     def _connect(self) -> None:
@@ -307,7 +326,13 @@ class Coordinator:
             if first and self._clock.now() >= self._say_at:
                 self._say_at = self._clock.now() + SAY_SEC
                 left = self._deadline - self._clock.now()
-                logger.warning("%s: %s; trying again for up to %.0f s (wait_on_enter)", self._name, lost, left)
+                logger.warning(
+                    "%s: %s; trying again for up to %.0f s (wait_on_enter)",
+                    self._name,
+                    lost,
+                    left,
+                    extra=self._about("waiting_for_database"),
+                )
             raise
         self._admission.check(self._session, self._membership.answer_sec)
         self._history.settle(self._session)
@@ -334,7 +359,11 @@ class Coordinator:
                 if not self._entered.is_set():
                     raise
                 # It was this node's name before it was evicted; the other process has it now.
-                logger.error("%s; this process owns nothing until that one is gone", error)
+                logger.error(
+                    "%s; this process owns nothing until that one is gone",
+                    error,
+                    extra=self._about("name_taken"),
+                )
                 self._session.wait(self._config.heartbeat_timeout_sec)
 
     def _check_taken(self) -> None:
@@ -374,9 +403,18 @@ class Coordinator:
                 if isinstance(error, JobsyncError) and not self._entered.is_set():
                     raise
                 if isinstance(error, StatementFailed):
-                    logger.warning("%s: %s; trying again", self._name, error)
+                    logger.warning(
+                        "%s: %s; trying again",
+                        self._name,
+                        error,
+                        extra=self._about("statement_failed"),
+                    )
                 else:  # a defect of ours must not end a node's heartbeats, and with them its work
-                    logger.exception("%s: this turn of coordination failed; trying again", self._name)
+                    logger.exception(
+                        "%s: this turn of coordination failed; trying again",
+                        self._name,
+                        extra=self._about("coordination_failed"),
+                    )
                 self._session.wait(FAILED_SEC)
                 self._check_deadline(connected=True)
                 continue
@@ -459,7 +497,12 @@ class Coordinator:
         if dead:
             gone = self._leadership.evict(self._session, dead)
             if gone:
-                logger.warning("%s: taken for dead: %s", self._name, ", ".join(sorted(gone)))
+                logger.warning(
+                    "%s: taken for dead: %s",
+                    self._name,
+                    ", ".join(sorted(gone)),
+                    extra=self._about("nodes_taken_for_dead"),
+                )
                 self._audience.tell(NodesTakenForDead(self._name, len(gone)))
                 self._dead_since += [e.since for e in dead if e.name in gone and e.since is not None]
             self._next_beat = 0.0
@@ -469,7 +512,13 @@ class Coordinator:
             if outcome is not None:
                 self._tell_planned(outcome, began)
                 self._history.see(outcome.epoch)
-                logger.info("%s: plan of epoch %d moves %d tokens", self._name, outcome.epoch, outcome.moved)
+                logger.info(
+                    "%s: plan of epoch %d moves %d tokens",
+                    self._name,
+                    outcome.epoch,
+                    outcome.moved,
+                    extra=fields("rebalanced", self._name, outcome.epoch),
+                )
                 self._refresh_due = True
 
             elif self._leadership.plan_at > self._clock.now() + FAILED_SEC:  # nothing was to be done for the dead
@@ -486,6 +535,9 @@ class Coordinator:
             for since in dead_since:
                 self._audience.tell(FailedOver(self._name, now - since))
 
+    def _about(self, event: str) -> dict[str, Any]:
+        return fields(event, self._name, self._handoff.known_epoch)
+
     # -- certainty ---------------------------------------------------------------------------------------------
 
     def _valid_until(self) -> float:
@@ -500,7 +552,9 @@ class Coordinator:
 
     def _evicted(self) -> None:
         logger.warning(
-            "%s was taken for dead, or the cluster was formed anew; its tokens are gone, joining anew", self._name
+            "%s was taken for dead, or the cluster was formed anew; its tokens are gone, joining anew",
+            self._name,
+            extra=self._about("evicted"),
         )
         self._certain = False
         self._audience.tell(Evicted(self._name))
@@ -575,9 +629,18 @@ class Coordinator:
                 self._membership.leave(self._session)
                 return
             except (SessionLost, StatementFailed) as error:
-                logger.warning("%s: %s while leaving; trying again", self._name, error)
+                logger.warning(
+                    "%s: %s while leaving; trying again",
+                    self._name,
+                    error,
+                    extra=self._about("leave_failed"),
+                )
                 self._clock.sleep(RECONNECT_FIRST_SEC)
-        logger.warning("%s could not tell the database that it leaves; it will be taken for dead", self._name)
+        logger.warning(
+            "%s could not tell the database that it leaves; it will be taken for dead",
+            self._name,
+            extra=self._about("leave_failed"),
+        )
 
 
 def _session(

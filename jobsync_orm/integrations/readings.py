@@ -38,6 +38,7 @@ from jobsync_orm.integrations.catalogue import (
     Types,
 )
 from jobsync_orm.job import Job
+from jobsync_orm.logs import fields
 from jobsync_orm.models.states import FINISHED
 from jobsync_orm.naming import Names
 from jobsync_orm.observe import Audience
@@ -226,7 +227,7 @@ class _Table:
             self._found_at = time.monotonic()
         except Exception as error:  # noqa: BLE001  # of the database: metrics of this process are told all the same
             self.failures += 1
-            logger.warning("metrics of the cluster could not be read: %s", error)
+            logger.warning("metrics of the cluster could not be read: %s", error, extra=fields("metrics_unread"))
         finally:
             with self._guard:
                 self._reading = None

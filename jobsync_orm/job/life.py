@@ -18,6 +18,7 @@ from jobsync_orm.config import CoordinationConfig
 from jobsync_orm.coordinator import Coordinator
 from jobsync_orm.exceptions import ConfigurationError, NotRunning
 from jobsync_orm.hashing import hasher
+from jobsync_orm.logs import fields
 from jobsync_orm.naming import Names
 from jobsync_orm.observe import Audience, NodeStopped
 
@@ -83,7 +84,9 @@ class Life:
         self._engine_guard = threading.RLock()  # a signal handler may stop the job in the middle of a call
         self._reset()
         if config is None and on_rebalance is not None:
-            logger.warning("%s is standalone: on_rebalance will never be called", node_name)
+            logger.warning(
+                "%s is standalone: on_rebalance will never be called", node_name, extra=fields("standalone", node_name)
+            )
 
     def start(self) -> Self:
         """Join the cluster and wait until this node is a full member with its tokens.

@@ -14,6 +14,7 @@ from jobsync_orm.claims import Claim, Desk, LoneDesk, complete_async, finished
 from jobsync_orm.exceptions import ClaimRefused, ConfigurationError
 from jobsync_orm.hashing import task_key
 from jobsync_orm.job.ownership import OwnershipCalls
+from jobsync_orm.logs import fields
 from jobsync_orm.observe import TaskClaims
 from jobsync_orm.open_tasks import OpenTasks
 from jobsync_orm.tasks import Task, task_ids
@@ -61,13 +62,21 @@ class TaskCalls(OwnershipCalls):
             try:
                 self.write_audit()
             except Exception:
-                logger.exception("%s: the audit could not be written while stopping", self.node_name)
+                logger.exception(
+                    "%s: the audit could not be written while stopping",
+                    self.node_name,
+                    extra=fields("audit_not_written", self.node_name, self.token_version),
+                )
 
         writer = threading.Thread(target=write, name="jobsync-audit", daemon=True)
         writer.start()
         writer.join(self.coordination_config.callback_timeout_sec)
         if writer.is_alive():
-            logger.error("%s: the audit has not been written in time while stopping", self.node_name)
+            logger.error(
+                "%s: the audit has not been written in time while stopping",
+                self.node_name,
+                extra=fields("audit_not_written", self.node_name, self.token_version),
+            )
 
     def _claim_book(self) -> ClaimBook:
         with self._engine_guard:

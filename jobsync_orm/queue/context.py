@@ -12,6 +12,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal
 
 from jobsync_orm.exceptions import JobCancelled, LeaseLost, SessionMisused
+from jobsync_orm.logs import fields
 from jobsync_orm.queue.options import seconds
 
 if TYPE_CHECKING:
@@ -292,7 +293,12 @@ class JobContext:
                 transaction.close()
             except Exception:
                 # The connection is gone, and its transaction with it.
-                logger.debug("the session of %r could not be closed", self, exc_info=True)
+                logger.debug(
+                    "the session of %r could not be closed",
+                    self,
+                    exc_info=True,
+                    extra=fields("session_not_closed", self.worker, job=self.job),
+                )
 
     async def close_async(self) -> None:
         """:meth:`close`, of a coroutine function."""

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy.exc import DBAPIError
 
 from jobsync_orm.exceptions import InvalidJob, InvalidPayload, JobCancelled, JobTimeout, LeaseLost
+from jobsync_orm.logs import fields
 from jobsync_orm.models.states import AttemptOutcome, JobState
 from jobsync_orm.queue.handlers import BACKOFF, Handler
 from jobsync_orm.queue.jobs import ClaimedJob, Ending
@@ -248,7 +249,7 @@ async def _commit_async(
 
 def _not_committed(handler: Handler, job: ClaimedJob, error: Exception, began: float) -> Ending:
     if isinstance(error, LeaseLost):
-        logger.warning("%s", error)
+        logger.warning("%s", error, extra=fields("job_lost", job=job))
         return lost(job, began, monotonic())
     return failed(handler, job, error, began, monotonic())
 
@@ -267,7 +268,13 @@ def _stored(queue: QueueCore, job: ClaimedJob, value: Any) -> tuple[str | None, 
     try:
         return json_text(value, "result", queue.max_payload_bytes), None
     except InvalidPayload as reason:
-        logger.warning("job %d (%s) has completed, but its result is not stored: %s", job.id, job.type, reason)
+        logger.warning(
+            "job %d (%s) has completed, but its result is not stored: %s",
+            job.id,
+            job.type,
+            reason,
+            extra=fields("result_not_stored", job=job),
+        )
         return None, error_text(reason)
 
 
@@ -287,7 +294,12 @@ def _delay(handler: Handler, job: ClaimedJob, error: BaseException) -> float:
         delay = seconds("backoff", handler.backoff(job.failures, error))
     except BaseException:
         # A job is not lost, nor tried without pause, because of it; nor does the thread end that asks.
-        logger.exception("the backoff of %r jobs failed; job %d waits as by default", handler.type, job.id)
+        logger.exception(
+            "the backoff of %r jobs failed; job %d waits as by default",
+            handler.type,
+            job.id,
+            extra=fields("backoff_failed", job=job),
+        )
         delay = BACKOFF(job.failures, error)
     return min(delay, SOON_SEC * random.uniform(0.1, 1)) if _is_passing(error) else delay
 

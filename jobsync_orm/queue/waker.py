@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from weakref import WeakSet, finalize
 
 from jobsync_orm.coordinator.session import Session, SessionLost, StatementFailed, array
+from jobsync_orm.logs import fields
 from jobsync_orm.queue.statements import MOST_BYTES, QueueStatements
 
 if TYPE_CHECKING:
@@ -238,7 +239,11 @@ class _Sender:
                     self._send(*taken)
                     pause = RETRY_SEC[0]
                 except Exception as error:  # noqa: BLE001  # the application goes on, and so does this
-                    logger.warning("workers are not told of new jobs, and find them by themselves: %s", error)
+                    logger.warning(
+                        "workers are not told of new jobs, and find them by themselves: %s",
+                        error,
+                        extra=fields("wake_ups_failed"),
+                    )
                     with self._changed:
                         self._merge(taken[0], taken[2])
                         self._everything = self._everything or taken[1]

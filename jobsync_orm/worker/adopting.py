@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from jobsync_orm.coordinator.session import array
+from jobsync_orm.logs import fields
 from jobsync_orm.queue.jobs import claimed
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ class Adopting:
             pump.node_name,
             len(kept),
             len(taken),
+            extra=fields("attempts_kept", pump.node_name),
         )
         for attempt in taken:
             pump.give_up(attempt, "lost")
@@ -124,5 +126,10 @@ class Adopting:
         if unknown:
             ((answer,),) = session.execute(self._sql.adopt, array(unknown), incarnation, timeout=ANSWER_SEC)
             jobs = [job for job in claimed(answer) if (job.id, job.attempt) not in pump.under_way]
-            logger.warning("%s: %d jobs were claimed by a statement whose answer was lost", pump.node_name, len(jobs))
+            logger.warning(
+                "%s: %d jobs were claimed by a statement whose answer was lost",
+                pump.node_name,
+                len(jobs),
+                extra=fields("claim_adopted", pump.node_name),
+            )
             pump.submit([job for job in jobs if job.type in pump.handlers])

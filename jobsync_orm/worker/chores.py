@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from jobsync_orm.coordinator.session import Session, SessionLost, StatementFailed
+from jobsync_orm.logs import fields
 
 if TYPE_CHECKING:
     from jobsync_orm.worker.pump import Pump
@@ -110,6 +111,14 @@ class Chores:
             self._not_before[duty] = time.monotonic() + FAILED_SEC
             self.fails(name, error)
             if isinstance(error, StatementFailed):
-                logger.warning("%s: %s: %s; trying again", pump.node_name, name, error)
+                logger.warning(
+                    "%s: %s: %s; trying again",
+                    pump.node_name,
+                    name,
+                    error,
+                    extra=fields("chore_failed", pump.node_name),
+                )
             else:
-                logger.exception("%s: %s failed; trying again", pump.node_name, name)
+                logger.exception(
+                    "%s: %s failed; trying again", pump.node_name, name, extra=fields("chore_failed", pump.node_name)
+                )

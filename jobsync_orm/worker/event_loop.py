@@ -19,6 +19,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
+from jobsync_orm.logs import fields
 from jobsync_orm.queue.execution import execute_async, failed, stopped
 
 if TYPE_CHECKING:
@@ -148,6 +149,7 @@ class EventLoopExecutor:
                 self._name,
                 self.lag(now),
                 self._blocked_by(),
+                extra=fields("event_loop_blocked"),
             )
 
     def problems(self) -> list[str]:
@@ -199,7 +201,13 @@ class EventLoopExecutor:
                 del self._open[attempt]
                 self._abandoned.add(attempt)
             job = attempt.job
-            logger.warning("%s: job %d (%s) goes on although it was cancelled", self._name, job.id, job.type)
+            logger.warning(
+                "%s: job %d (%s) goes on although it was cancelled",
+                self._name,
+                job.id,
+                job.type,
+                extra=fields("attempt_goes_on", attempt.context.worker, job=job),
+            )
             self._report_stopped(attempt)
         if attempts:
             self._call(self._take)
@@ -234,10 +242,16 @@ class EventLoopExecutor:
             loop.run_forever()
         except BaseException:
             # SystemExit or KeyboardInterrupt, of a task or a callback that a handler has left in the loop.
-            logger.exception("%s: the event loop was left; the other handlers go on", self._name)
+            logger.exception(
+                "%s: the event loop was left; the other handlers go on", self._name, extra=fields("event_loop_left")
+            )
         else:
             if not self._ending:
-                logger.warning("%s: a handler has stopped the event loop, which goes on", self._name)
+                logger.warning(
+                    "%s: a handler has stopped the event loop, which goes on",
+                    self._name,
+                    extra=fields("event_loop_left"),
+                )
 
     def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
         self._beat_at = time.monotonic()
@@ -307,7 +321,9 @@ class EventLoopExecutor:
             try:
                 loop.run_until_complete(asyncio.wait_for(last(), 2 * CLOSE_SEC))
             except BaseException as error:  # noqa: BLE001  # of a driver, or of what the application left in the loop
-                logger.warning("%s: the event loop did not end well: %r", self._name, error)
+                logger.warning(
+                    "%s: the event loop did not end well: %r", self._name, error, extra=fields("event_loop_left")
+                )
         for task in left:
             if not task.done():
                 # It has been said already that it goes on.

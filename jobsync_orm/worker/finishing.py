@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from jobsync_orm.coordinator.session import Session, SessionLost, StatementFailed, array
+from jobsync_orm.logs import fields
 from jobsync_orm.models.states import AttemptOutcome, JobState
 from jobsync_orm.queue.jobs import settlement
 
@@ -163,6 +164,7 @@ class Finishing:
                     ending.attempt,
                     ending.outcome,
                     "taken for stuck and given to others" if outcome else "changed or deleted",
+                    extra=fields("job_lost", attempt.context.worker, job=attempt.job),
                 )
                 self._on_lost(attempt)
         if self._held:
@@ -178,7 +180,13 @@ class Finishing:
         if ending.outcome == AttemptOutcome.FAILED and ending.state == JobState.FAILED and ending.result is None:
             # Not even this: it stays the first, and is tried again.
             raise error
-        logger.error("job %d (%s): its end cannot be stored: %s", ending.job_id, attempt.job.type, error)
+        logger.error(
+            "job %d (%s): its end cannot be stored: %s",
+            ending.job_id,
+            attempt.job.type,
+            error,
+            extra=fields("ending_not_stored", attempt.context.worker, job=attempt.job),
+        )
         # Run again it would end in the same way, and its effects are there already.
         self._queue[0] = (
             attempt,

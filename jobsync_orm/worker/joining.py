@@ -18,6 +18,7 @@ from jobsync_orm.coordinator.admission import refusal
 from jobsync_orm.coordinator.session import SessionLost
 from jobsync_orm.exceptions import NodeNameInUse, NotRunning
 from jobsync_orm.job import Job
+from jobsync_orm.logs import fields
 from jobsync_orm.observe import Audience
 from jobsync_orm.worker.names import FreeName
 
@@ -117,7 +118,12 @@ class Joining:
                     raise TimeoutError(f"the database could not be reached in {ENTER_SEC:.0f} s: {lost}") from lost
                 if time.monotonic() >= say_at:
                     say_at = time.monotonic() + SAY_SEC
-                    logger.warning("waiting for the database: %s; trying for %.0f s more", lost, left)
+                    logger.warning(
+                        "waiting for the database: %s; trying for %.0f s more",
+                        lost,
+                        left,
+                        extra=fields("waiting_for_database", self._node_name),
+                    )
                 self._stopping.wait(TRY_SEC)
 
     def give_up(self) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from jobsync_orm.coordinator.session import Session, SessionLost, StatementFailed
+from jobsync_orm.logs import fields
 
 if TYPE_CHECKING:
     from jobsync_orm.worker.attempts import Executor
@@ -107,7 +108,12 @@ class Leaving:
                 else:
                     time.sleep(LOOK_SEC)
             except (SessionLost, StatementFailed) as error:
-                logger.warning("%s: %s while stopping; trying again", pump.node_name, error)
+                logger.warning(
+                    "%s: %s while stopping; trying again",
+                    pump.node_name,
+                    error,
+                    extra=fields("stop_failed", pump.node_name),
+                )
                 time.sleep(TRY_SEC)
             if time.monotonic() > until:
                 break
@@ -117,6 +123,7 @@ class Leaving:
                 "%s: how %d attempts ended could not be written down: they will be taken for dead, and run again",
                 pump.node_name,
                 unwritten,
+                extra=fields("endings_unwritten", pump.node_name),
             )
 
     def end_executors(self, until: float | None = None) -> None:
@@ -141,7 +148,11 @@ class Leaving:
             executor.stop(0)
         except Exception:
             # What has ended is written down in any case.
-            logger.exception("%s: an executor did not stop in order", self._pump.node_name)
+            logger.exception(
+                "%s: an executor did not stop in order",
+                self._pump.node_name,
+                extra=fields("executor_failed", self._pump.node_name),
+            )
 
     def _say_farewell(self) -> None:
         line = self._pump.line
@@ -151,5 +162,7 @@ class Leaving:
             for farewell in self.farewells:
                 farewell(line.session)
         except (SessionLost, StatementFailed) as error:
-            logger.warning("%s: %s while stopping", self._pump.node_name, error)
+            logger.warning(
+                "%s: %s while stopping", self._pump.node_name, error, extra=fields("stop_failed", self._pump.node_name)
+            )
         self.in_order = line.is_open

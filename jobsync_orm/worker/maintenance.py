@@ -39,6 +39,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from jobsync_orm.coordinator.session import Session, array
+from jobsync_orm.logs import fields
 from jobsync_orm.observe import Audience, JobsRescued
 from jobsync_orm.queue.statements import QueueStatements
 from jobsync_orm.worker.attempts import Why
@@ -215,12 +216,12 @@ class Rescue:
             if rescued:
                 self.rescued += len(rescued)
                 self._audience.tell(JobsRescued(self._node, len(rescued)))
-                _log_rescued(rescued)
+                _log_rescued(self._node, rescued)
             if found := _places(places):
                 self._ready(found)
 
 
-def _log_rescued(rescued: Sequence[tuple[int, str, str]]) -> None:
+def _log_rescued(node: str, rescued: Sequence[tuple[int, str, str]]) -> None:
     for worker in sorted({worker or "?" for _, worker, _ in rescued}):
         states = {id: state for id, name, state in rescued if (name or "?") == worker}
         ended = [str(id) for id, state in states.items() if state != "pending"]
@@ -229,6 +230,7 @@ def _log_rescued(rescued: Sequence[tuple[int, str, str]]) -> None:
             len(states),
             worker,
             f"; for the last time: {', '.join(ended[:20])}" if ended else "",
+            extra=fields("jobs_rescued", node),
         )
 
 

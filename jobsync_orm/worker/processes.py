@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from jobsync_orm.coordinator.waker import Waker
 from jobsync_orm.exceptions import InvalidJob, ProcessDied
+from jobsync_orm.logs import fields
 from jobsync_orm.queue.execution import failed, stopped
 from jobsync_orm.queue.jobs import Ending
 from jobsync_orm.worker.child import SIGNALS, Recipe, serve
@@ -386,7 +387,7 @@ class ProcessExecutor:
         """A child could not be had: the attempt that waits longest is told, so that this ends somewhere."""
         with self._guard:
             attempt = self._waiting.popleft() if self._waiting else None
-        logger.warning("%s", why)
+        logger.warning("%s", why, extra=fields("process_died"))
         if attempt is not None:
             self._report_failed(attempt, ProcessDied(why))
 

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from jobsync_orm.coordinator.session import SessionLost, StatementFailed
+from jobsync_orm.logs import fields
 from jobsync_orm.queue.context import CancelFlag, JobContext
 from jobsync_orm.queue.jobs import ClaimedJob, Ending
 from jobsync_orm.queue.waker import lanes_of
@@ -257,22 +258,38 @@ class Pump:
                 except SessionLost as lost:
                     self.line.session.close()
                     self.failure = str(lost)
-                    logger.warning("%s: the queue's connection: %s; reconnecting", self.node_name, lost)
+                    logger.warning(
+                        "%s: the queue's connection: %s; reconnecting",
+                        self.node_name,
+                        lost,
+                        extra=fields("queue_connection_lost", self.node_name),
+                    )
                 except StatementFailed as failed:
                     self.failure = str(failed)
-                    logger.warning("%s: %s; trying again", self.node_name, failed)
+                    logger.warning(
+                        "%s: %s; trying again",
+                        self.node_name,
+                        failed,
+                        extra=fields("queue_statement_failed", self.node_name),
+                    )
                     backoff = max(backoff, FAILED_SEC)
                 except Exception as error:
                     self.failure = repr(error)
                     # A defect of ours must not end the writing down of what has been done.
-                    logger.exception("%s: this turn of the queue's loop failed; trying again", self.node_name)
+                    logger.exception(
+                        "%s: this turn of the queue's loop failed; trying again",
+                        self.node_name,
+                        extra=fields("queue_loop_failed", self.node_name),
+                    )
                     backoff = max(backoff, FAILED_SEC)
                 self.reports.take()
                 self._sleep(backoff * random.uniform(0.5, 1.0))
                 backoff = min(2 * backoff, RECONNECT_MOST_SEC)
             self.leaving.leave()
         except BaseException:
-            logger.exception("%s: the queue's loop has failed", self.node_name)
+            logger.exception(
+                "%s: the queue's loop has failed", self.node_name, extra=fields("queue_loop_failed", self.node_name)
+            )
         finally:
             self.line.close()
             self._ended.set()

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from jobsync_orm.logs import fields
 from jobsync_orm.models.states import AttemptOutcome, JobState
 from jobsync_orm.queue.jobs import Ending
 from jobsync_orm.worker.finishing import Finishing
@@ -109,7 +110,7 @@ class Reports:
                 pump.claiming.look_again(attempt.job.type, attempt.job.priority)
             elif outcome in (AttemptOutcome.FAILED, AttemptOutcome.TIMEOUT, AttemptOutcome.DISCARDED):
                 counters.failed += 1
-                _tell_failed(attempt.job, ending)
+                _tell_failed(pump.node_name, attempt.job, ending)
             elif outcome is AttemptOutcome.DIED:
                 counters.lost += 1
             if ending.delay is not None and pump.delayed is not None:
@@ -128,9 +129,14 @@ class Reports:
             self._reports.append((attempt, released))
 
 
-def _tell_failed(job: ClaimedJob, ending: Ending) -> None:
+def _tell_failed(node: str, job: ClaimedJob, ending: Ending) -> None:
     what = f"job {job.id} ({job.type}), attempt {job.attempt}: {ending.error}"
     if ending.state is JobState.FAILED:
-        logger.error("%s; it has failed for good%s", what, f"\n{ending.traceback}" if ending.traceback else "")
+        logger.error(
+            "%s; it has failed for good%s",
+            what,
+            f"\n{ending.traceback}" if ending.traceback else "",
+            extra=fields("job_failed", node, job=job),
+        )
     else:
-        logger.warning("%s; again in %.3g s", what, ending.delay or 0)
+        logger.warning("%s; again in %.3g s", what, ending.delay or 0, extra=fields("attempt_failed", node, job=job))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 from jobsync_orm.exceptions import ConfigurationError, NotRunning
 from jobsync_orm.job import Job
 from jobsync_orm.job.life import check_node_name
+from jobsync_orm.logs import fields
 from jobsync_orm.observe import Audience, WorkerStopped
 from jobsync_orm.worker.assembly import Sizes, assemble
 from jobsync_orm.worker.health import WorkerHealth, examine
@@ -233,7 +234,12 @@ class JobWorker:
                     self._pump.join(LEAVE_LEAST_SEC)
                 self._leave(until)
                 raise
-        logger.info("%s runs jobs of %s", job.node_name, ", ".join(sorted(handlers)))
+        logger.info(
+            "%s runs jobs of %s",
+            job.node_name,
+            ", ".join(sorted(handlers)),
+            extra=fields("worker_started", job.node_name),
+        )
         return self
 
     def _handlers(self) -> dict[str, Handler]:
@@ -276,7 +282,11 @@ class JobWorker:
         grace = self._grace_sec if grace_sec is None else max(0.0, grace_sec)
         self._stop_soon(grace)
         if not self._acquire():
-            logger.warning("%s: its start has not given up in time; going on without it", self.node_name)
+            logger.warning(
+                "%s: its start has not given up in time; going on without it",
+                self.node_name,
+                extra=fields("worker_hangs", self.node_name),
+            )
             return
         try:
             pump = self._pump  # a start under way has given up first
@@ -290,7 +300,11 @@ class JobWorker:
                 return
             while pump.is_alive and not pump.join(_piece(pump.end_by)):
                 if time.monotonic() > pump.end_by:
-                    logger.warning("%s: the queue's loop has not ended in time; going on without it", self.node_name)
+                    logger.warning(
+                        "%s: the queue's loop has not ended in time; going on without it",
+                        self.node_name,
+                        extra=fields("worker_hangs", self.node_name),
+                    )
                     break
         with self._lifecycle:
             if not self._stopped:

@@ -19,6 +19,8 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import Any, Final, Self
 
+from jobsync_orm.logs import fields
+
 __all__ = ["StopSignals"]
 
 logger = logging.getLogger("jobsync_orm")
@@ -71,10 +73,16 @@ class StopSignals:
 
     def _pass_on(self) -> None:
         if number := self._came.get():
-            logger.info("%s: finishing what runs; once more gives it back", signal.Signals(number).name)
+            logger.info(
+                "%s: finishing what runs; once more gives it back",
+                signal.Signals(number).name,
+                extra=fields("stopping"),
+            )
             self._stop()
             if number := self._came.get():
                 logger.warning(
-                    "%s again: giving back what runs; once more ends the process", signal.Signals(number).name
+                    "%s again: giving back what runs; once more ends the process",
+                    signal.Signals(number).name,
+                    extra=fields("stopping"),
                 )
                 self._hurry()

@@ -19,6 +19,7 @@ from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final
 
+from jobsync_orm.logs import fields
 from jobsync_orm.queue.execution import execute, failed, stopped
 
 if TYPE_CHECKING:
@@ -127,7 +128,14 @@ class ThreadExecutor:
                 self._slots[number] = _Slot(slot.ended + 1)
             self.look(time.monotonic())
             job = attempt.job
-            logger.warning("%s: job %d (%s) goes on; it is in\n%s", self._name, job.id, job.type, where)
+            logger.warning(
+                "%s: job %d (%s) goes on; it is in\n%s",
+                self._name,
+                job.id,
+                job.type,
+                where,
+                extra=fields("attempt_goes_on", attempt.context.worker, job=job),
+            )
             if attempt.context.cancelled.reason != "lost":
                 ending = stopped(attempt.handler, job, attempt.context, attempt.ran_since(), time.monotonic())
                 self._report(attempt, replace(ending, traceback=where))
@@ -141,7 +149,7 @@ class ThreadExecutor:
                     try:
                         self._start(number, slot)
                     except RuntimeError as error:  # the system has no more of them, for now
-                        logger.warning("%s: %s; trying again", self._name, error)
+                        logger.warning("%s: %s; trying again", self._name, error, extra=fields("thread_not_started"))
                         return
 
     @property
@@ -204,7 +212,7 @@ class ThreadExecutor:
                 # A Ctrl-C of the handler's own (real ones go to the main thread), or one that somebody has raised into
                 # this thread, as some ways to limit a function's time do, and that has come too late for that function.
                 if attempt is None:
-                    logger.exception("%s: an error from outside", self._name)
+                    logger.exception("%s: an error from outside", self._name, extra=fields("thread_interrupted"))
                     continue
                 if attempt.began_at is None:
                     attempt.began_at = clock()

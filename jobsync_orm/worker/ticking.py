@@ -13,6 +13,7 @@ from jobsync_orm.coordinator.clock import now
 from jobsync_orm.coordinator.session import Row as Answer
 from jobsync_orm.coordinator.session import StatementFailed, array
 from jobsync_orm.exceptions import JobsyncError
+from jobsync_orm.logs import fields
 from jobsync_orm.queue.cron import Cron
 from jobsync_orm.queue.schedule import Schedule
 from jobsync_orm.queue.statements import QueueStatements
@@ -141,7 +142,12 @@ class Ticking:
                     return NOT_FIRED_SEC
             except StatementFailed:
                 # One that the database refuses must not keep the others from being fired.
-                logger.exception("%s: periodic job %r could not be enqueued; trying again", self._node, row.name)
+                logger.exception(
+                    "%s: periodic job %r could not be enqueued; trying again",
+                    self._node,
+                    row.name,
+                    extra=fields("tick_failed", self._node),
+                )
                 return AGAIN_SEC
         following = cron.next(fired_until)
         return LOOK_SEC if following is None else max(0.0, (following - moment).total_seconds())
@@ -176,9 +182,20 @@ class Ticking:
         if fired == "0":
             return False
         if not ticks:
-            logger.warning("%s: periodic job %r has missed its ticks until %s", self._node, row.name, until)
+            logger.warning(
+                "%s: periodic job %r has missed its ticks until %s",
+                self._node,
+                row.name,
+                until,
+                extra=fields("tick_missed", self._node),
+            )
         elif inserted == "[]":
-            logger.info("%s: periodic job %r is unfinished and not enqueued again", self._node, row.name)
+            logger.info(
+                "%s: periodic job %r is unfinished and not enqueued again",
+                self._node,
+                row.name,
+                extra=fields("tick_skipped", self._node),
+            )
         return True
 
     def _cron(self, schedule: Schedule, row: Row) -> Cron | None:
@@ -211,4 +228,6 @@ class Ticking:
         """Say so once."""
         if about not in self._complained:
             self._complained.add(about)
-            logger.warning("%s: periodic job %r %s", self._node, about[0], what)
+            logger.warning(
+                "%s: periodic job %r %s", self._node, about[0], what, extra=fields("schedule_unusable", self._node)
+            )

@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
+from jobsync_orm.logs import fields
 from jobsync_orm.queue.backoff import Backoff
 
 if TYPE_CHECKING:
@@ -68,7 +69,11 @@ class Watchdog:
                     wait = min(wait, self._look(executor))
                 except BaseException:
                     # Whatever is wrong with one attempt, the others have timeouts too.
-                    logger.exception("%s: looking for attempts that take too long failed", self._thread.name)
+                    logger.exception(
+                        "%s: looking for attempts that take too long failed",
+                        self._thread.name,
+                        extra=fields("watchdog_failed"),
+                    )
 
     def _look(self, executor: Executor) -> float:
         """End what is late; returns the seconds until the next is."""
@@ -85,7 +90,13 @@ class Watchdog:
             late.add(attempt)
             if attempt not in ended:  # a task has a while to give way
                 job = attempt.job
-                logger.warning("job %d (%s) has taken more than %g s: ending it", job.id, job.type, job.timeout)
+                logger.warning(
+                    "job %d (%s) has taken more than %g s: ending it",
+                    job.id,
+                    job.type,
+                    job.timeout,
+                    extra=fields("timeout", attempt.context.worker, job=job),
+                )
                 self._give_up(executor, attempt)
         self._ended[executor] = late
         return soonest
