@@ -36,6 +36,7 @@ from sqlalchemy import Connection, TextClause, text
 
 from jobsync_orm.autocommit import listed
 from jobsync_orm.exceptions import JobConflict, UnknownJob
+from jobsync_orm.logs import fields
 from jobsync_orm.models.states import LIVE, JobState
 from jobsync_orm.naming import Names
 from jobsync_orm.queue.new_jobs import Enqueued
@@ -185,6 +186,7 @@ def stuck_behind(jobs: Sequence[int], ids: str | None) -> tuple[int, ...]:
             "%s to run after %s, which failed or was cancelled: blocked until that is retried and completes",
             f"job {jobs[0]} is" if len(jobs) == 1 else f"jobs {jobs[0]} to {jobs[-1]} are",
             ", ".join(map(str, stuck[:20])),
+            extra=fields("job_blocked_for_good"),
         )
     return stuck
 

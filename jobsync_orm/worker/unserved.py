@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from jobsync_orm.coordinator.session import Session
+from jobsync_orm.logs import fields
 
 if TYPE_CHECKING:
     from jobsync_orm.queue.statements import QueueStatements
@@ -59,5 +60,6 @@ class Unserved:
                 self._node,
                 type,
                 found[type],
+                extra=fields("type_unserved", self._node),
             )
         self._told = set(found)
