@@ -27,7 +27,7 @@ session)`` the completion is part of the session's transaction: it and the work 
 | dequeue | the jobs taken (skip), until COMMIT | not taken; or taken, and free again past their deadline |
 | end | the job (waits for who writes it) | ended or not; in a session until COMMIT, which is what then decides |
 | extend | the job (waits) | extended or not |
-| promote, unblock, stale | see ``queue/statements.py`` | done or not |
+| promote, unblock, stale | see ``queue/statements`` | done or not |
 """
 
 from __future__ import annotations

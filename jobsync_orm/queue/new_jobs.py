@@ -84,8 +84,8 @@ class NewJob:
         """What is to be stored, as text; only what is not the column's default.
 
         What the handler registered here says is stored as a guess: the handler of the worker that takes the job decides
-        (see ``take`` in :mod:`~jobsync_orm.queue.statements`), unless ``max_retries_given`` or ``timeout_given`` is
-        among the columns. Their defaults are true, for rows written by who does not know them, so that statements
+        (see :mod:`~jobsync_orm.queue.statements.parts`), unless ``max_retries_given`` or ``timeout_given`` is among the
+        columns. Their defaults are true, for rows written by who does not know them, so that statements
         complete what is missing here by false.
 
         Besides names of columns: ``delay`` is seconds from now, ``run_at`` is in ISO 8601, in UTC, ``after`` is an
