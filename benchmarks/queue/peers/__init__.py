@@ -7,7 +7,8 @@
 ``prepare(dsn)``
     Make its tables.
 ``Producer(dsn)``
-    ``one(i)`` in a transaction of its own, ``many(numbers)`` the same for each, ``bulk(numbers)``, ``close()``.
+    ``one(i)`` in a transaction of its own, ``many(numbers)`` the same for each, ``bulk(numbers)``, ``close()``; and
+    ``ways``, others to enqueue one per transaction, if there are any: what to call it -> as ``many``.
 ``work(dsn, settings)``
     Run a worker until it is killed; its jobs call ``sink.hit``.
 ``fill(connection, rows, kind)``

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from psycopg import Connection
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, text
 from sqlalchemy.orm import sessionmaker
 
 from benchmarks.queue.arena import payload
@@ -17,6 +17,7 @@ from jobsync_orm import CoordinationConfig, JobQueue, JobWorker, migrate
 PACKAGE = "jobsync-orm"
 CONFIGS: dict[str, dict[str, Any]] = {"default": {}, "one thread": {"concurrency": 1}}
 WAITING = "SELECT EXISTS (SELECT 1 FROM sync_job WHERE state IN ('pending', 'processing', 'retrying'))"
+BARE = text("INSERT INTO sync_job (type, payload) VALUES (:type, CAST(:payload AS jsonb)) RETURNING id")
 
 
 def _url(dsn: str) -> str:
@@ -34,6 +35,11 @@ class Producer:
         self._engine = create_engine(_url(dsn))
         self._queue = JobQueue(CoordinationConfig(engine=self._engine), wake=wake)
         self._session = sessionmaker(self._engine)
+        self.ways = {
+            "enqueue, one per transaction, on a Connection": self._on_connections,
+            "enqueue, one per submit()": self._submit,
+            "one bare INSERT per Session, without this library": self._bare,
+        }
 
     def one(self, number: int, seconds: float = 0) -> None:
         with self._session.begin() as session:
@@ -42,6 +48,21 @@ class Producer:
     def many(self, numbers: Iterable[int]) -> None:
         for number in numbers:
             self.one(number)
+
+    def _on_connections(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            with self._engine.begin() as connection:
+                self._queue.enqueue(connection, "noop", payload(number))
+
+    def _submit(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            self._queue.submit("noop", payload(number))
+
+    def _bare(self, numbers: Iterable[int]) -> None:
+        """What a transaction of SQLAlchemy's costs in which a row is written and its id is known."""
+        for number in numbers:
+            with self._session.begin() as session:
+                session.execute(BARE, {"type": "noop", "payload": json.dumps(payload(number))}).scalar_one()
 
     def bulk(self, numbers: Iterable[int]) -> None:
         with self._session.begin() as session:
