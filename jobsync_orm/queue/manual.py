@@ -37,7 +37,6 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from jobsync_orm.autocommit import Row
@@ -50,17 +49,17 @@ from jobsync_orm.queue.enqueue import EnqueueCalls
 from jobsync_orm.queue.execution import error_text, traceback_text
 from jobsync_orm.queue.handlers import BACKOFF
 from jobsync_orm.queue.jobs import ClaimedJob
+from jobsync_orm.queue.manual_statements import ManualStatements
 from jobsync_orm.queue.options import brief, job_type, seconds, storable
 from jobsync_orm.queue.payload import json_text
-from jobsync_orm.queue.statements import COLLIDED, QueueStatements
-from jobsync_orm.queue.taking import Taking, decoded, named
+from jobsync_orm.queue.statements import COLLIDED
+from jobsync_orm.queue.taking import Taking, decoded
 from jobsync_orm.sqlstates import sqlstate
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
     from jobsync_orm.claims import AnyAsyncSession, AnySession
-    from jobsync_orm.naming import Names
     from jobsync_orm.queue.waker import Lane
 
 __all__ = ["ManualCalls"]
@@ -69,44 +68,6 @@ MOST_AT_ONCE = 1000
 
 # So often a statement is sent again that met another which claimed of the same key at that very moment.
 TRIES = 20
-
-
-class ManualStatements:
-    """Their SQL."""
-
-    def __init__(self, names: Names, statements: QueueStatements) -> None:
-        job, attempt, dependency = names.text("job"), names.text("job_attempt"), names.text("job_dependency")
-        now = "clock_timestamp()"
-
-        def waiting(row: str) -> str:
-            return f"ARRAY(SELECT d.job_id FROM {dependency} d WHERE d.after_id = {row}.id)"
-
-        self.dequeue = named(statements.dequeue)
-        self.promote = named(statements.promote)
-        self.unblock = named(statements.unblock)
-        self.stale = named(statements.stale)
-        # Returned: the job's state, and the jobs that wait for it; no row if the attempt is over.
-        self.end = text(f"""
-            WITH written AS (
-                UPDATE {job} SET
-                    state = CASE WHEN cancel_requested AND :state <> 'completed' THEN 'cancelled'
-                        ELSE CAST(:state AS text) END,
-                    result = CAST(CAST(:result AS text) AS jsonb), error = CAST(:error AS text),
-                    failures = failures + CAST(:counts AS int),
-                    finished_at = CASE WHEN :state IN ('completed', 'failed') OR cancel_requested THEN {now} END,
-                    run_at = coalesce({now} + CAST(:delay AS float8) * interval '1 second', run_at),
-                    incarnation = NULL, deadline = NULL
-                WHERE id = CAST(:id AS bigint) AND attempt = CAST(:attempt AS int) AND deadline IS NOT NULL
-                RETURNING id, attempt, worker, started_at, state),
-            attempts AS (
-                INSERT INTO {attempt} (job_id, attempt, worker, started_at, outcome, error, traceback)
-                SELECT id, attempt, worker, started_at, CAST(:outcome AS text), CAST(:error AS text),
-                    CAST(:traceback AS text) FROM written)
-            SELECT state, {waiting("written")} FROM written""")
-        # The same of an attempt that has ended so.
-        self.ended = text(f"""
-            SELECT j.state, {waiting("j")} FROM {job} j JOIN {attempt} a ON a.job_id = j.id
-            WHERE a.job_id = :id AND a.attempt = :attempt AND a.outcome = :outcome""")
 
 
 class ManualCalls(EnqueueCalls):

@@ -15,7 +15,8 @@ from sqlalchemy.orm import Session
 from jobsync_orm.exceptions import ConfigurationError, InvalidJob, InvalidPayload, LeaseLost
 from jobsync_orm.models import AttemptOutcome, JobState
 from jobsync_orm.queue import Backoff, ClaimedJob, JobQueue, statements
-from jobsync_orm.queue.manual import ManualStatements
+from jobsync_orm.queue.manual_statements import ManualStatements
+from jobsync_orm.queue.statements import claiming
 from tests.integration.cluster import wait_for
 from tests.integration.queue.rows import SQL, Listener, a_lost_answer, depend, put, row, states
 
@@ -131,7 +132,7 @@ def test_what_is_paused_is_left_out(queue: JobQueue, store: Engine) -> None:
 
 
 def test_each_of_many_keys_has_its_turn(queue: JobQueue, store: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statements, "KEYS_AT_ONCE", 3)
+    monkeypatch.setattr(claiming, "KEYS_AT_ONCE", 3)
     made = ManualStatements(queue.names, statements.QueueStatements(queue.names))
     monkeypatch.setitem(queue.__dict__, "_manual", made)
     for number in range(10):
@@ -144,7 +145,7 @@ def test_each_of_many_keys_has_its_turn(queue: JobQueue, store: Engine, monkeypa
 
 
 def test_the_look_at_the_keys_goes_around_once(queue: JobQueue, store: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statements, "KEYS_AT_ONCE", 2)
+    monkeypatch.setattr(claiming, "KEYS_AT_ONCE", 2)
     made = ManualStatements(queue.names, statements.QueueStatements(queue.names))
     monkeypatch.setitem(queue.__dict__, "_manual", made)
     (job,) = put(store, key="b")
