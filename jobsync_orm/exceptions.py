@@ -32,6 +32,7 @@ __all__ = [
     "NodeNameInUse",
     "NotFinished",
     "NotRunning",
+    "OperationRefused",
     "OwnershipLost",
     "PooledConnection",
     "ProcessDied",
@@ -73,6 +74,10 @@ class NodeNameInUse(JobsyncError):
 
 class NotRunning(JobsyncError):
     """The job has not been started, or has been stopped, and the call needs a running one."""
+
+
+class OperationRefused(JobsyncError):
+    """What an operator asked for would do harm, or is about something that is not there. Nothing has been changed."""
 
 
 class UnstableTaskId(JobsyncError, TypeError):

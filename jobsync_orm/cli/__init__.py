@@ -19,7 +19,7 @@ def application() -> typer.Typer:
     """The whole command line."""
     import typer
 
-    from jobsync_orm.cli import cluster, db, demo, locks, planning, tasks, worker
+    from jobsync_orm.cli import cluster, db, demo, locks, members, planning, tasks, worker
 
     app = typer.Typer(
         help="Share one PostgreSQL table between several workers.",
@@ -35,6 +35,9 @@ def application() -> typer.Typer:
     app.command()(tasks.audit)
     app.add_typer(locks.app, name="locks")
     app.command()(planning.rebalance)
+    app.command()(members.drain)
+    app.command()(members.undrain)
+    app.command()(members.evict)
     app.add_typer(db.app, name="db")
     app.command()(demo.demo)
     app.command()(worker.worker)

@@ -67,6 +67,12 @@ def _screen(found: ClusterStatus) -> list[Grid | str]:
         if last is None
         else f"last rebalance: {_ago(found, last)} ago by {last.leader}: {last.reason}, "
         f"{last.tokens_moved} tokens, {last.nodes_before} -> {last.nodes_after} nodes",
+        *(
+            f"drained: {order.node} by {order.by} since {moment(order.since)}"
+            + (f" ({order.reason})" if order.reason else "")
+            + ("" if order.registered else ", which is not registered now")
+            for order in found.drained
+        ),
         "",
         node_grid(found.nodes),
     ]
@@ -82,7 +88,7 @@ def node_grid(found: tuple[NodeStatus, ...]) -> Grid:
     rows = [
         (
             node.name + (" *" if node.leader else ""),
-            node.condition,
+            node.condition + (", drained" if node.drained else ""),
             age(node.heartbeat_age_sec),
             age(node.lease_left_sec),
             node.tokens.owned,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import getpass
-import socket
 from typing import Annotated
 
 import typer
 
 from jobsync_orm.cli.connection import Cluster, on_cluster
-from jobsync_orm.cli.output import NO, Grid
+from jobsync_orm.cli.output import NO, Grid, whoever
 from jobsync_orm.cli.tasks import moment
 from jobsync_orm.operate import Explanation, add_pin, explain, list_pins
 from jobsync_orm.pins import PinBoard
@@ -61,7 +59,7 @@ def add(
     created_by: Annotated[str | None, typer.Option("--by", help="Whose pin it is; USER@HOST if not given.")] = None,
 ) -> None:
     """Pin a task to the nodes that match a pattern, in place of its earlier pin."""
-    creator = created_by or f"{getpass.getuser()}@{socket.gethostname()}"
+    creator = created_by or whoever()
     add_pin(cluster.engine, cluster.names, task, patterns, created_by=creator, reason=reason, expires_in_days=days)
     _explain(cluster, explain(cluster.engine, cluster.names, task))
 

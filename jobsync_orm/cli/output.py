@@ -10,7 +10,9 @@ be, a confirmation that nobody could give); :data:`INTERRUPTED` 130.
 
 from __future__ import annotations
 
+import getpass
 import json
+import socket
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.table import Table
 
-__all__ = ["FAILED", "INTERRUPTED", "NO", "OK", "Bar", "Grid", "Output", "age"]
+__all__ = ["FAILED", "INTERRUPTED", "NO", "OK", "Bar", "Grid", "Output", "age", "whoever"]
 
 OK, NO, FAILED, INTERRUPTED = 0, 1, 2, 130
 
@@ -65,10 +67,10 @@ class Bar:
         self._progress = progress
         self._task = None if progress is None else progress.add_task(title, total=total)
 
-    def at(self, done: int, title: str | None = None) -> None:
-        """So much of the total is done."""
+    def at(self, done: int, title: str | None = None, total: int | None = None) -> None:
+        """So much of the total is done; title and total may change on the way."""
         if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, completed=done, description=title)
+            self._progress.update(self._task, completed=done, description=title, total=total)
 
 
 class Output:
@@ -152,6 +154,11 @@ class Output:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=Console(stderr=True)) as progress:
             yield Bar(progress, total, title)
+
+
+def whoever() -> str:
+    """Who runs this command, for what is stored: ``USER@HOST``."""
+    return f"{getpass.getuser()}@{socket.gethostname()}"
 
 
 def age(seconds: float | None) -> str:

@@ -83,6 +83,7 @@ class Leadership:
         self._seen_revisions: tuple[int, int] | None = None
         self._planned_revisions: tuple[int, int] | None = None
         self._planned_members: set[str] | None = None
+        self._planned_drained: set[str] = set()
         self._plan_at = float("inf")
         self._planned_at = 0.0
         self._retry = RETRY_FIRST_SEC
@@ -199,33 +200,34 @@ class Leadership:
             session.execute(self._sql.drop_orphaned_pins, timeout=HEAVY_SEC)
             later = self._clock.now() + PLAN_GAP_SEC  # this snapshot still has them
         self._planned_revisions = self._seen_revisions = (int(revision or 0), int(pins_revision or 0))
-        members: list[tuple[str, int, str]] = json.loads(members_text or "[]") or []
+        members: list[tuple[str, int, str, bool]] = json.loads(members_text or "[]") or []
         pins: list[tuple[int, list[str]]] = json.loads(pins_text or "[]") or []
         if expiry is not None:
             later = min(later, self._clock.now() + float(expiry) + 0.01)
-        active = [Member(name, weight) for name, weight, state in members if state != "away"]
-        resting = {name for name, _, state in members if state == "away"}
-        joining = [name for name, _, state in members if state == "joining"]
+        names = {name for name, _, state, _ in members if state != "away"}
+        drained = {name for name, _, _, out in members if out} & names
+        active = [Member(name, weight) for name, weight, *_ in members if name in names - drained]
+        resting = {name for name, _, state, _ in members if state == "away"}
+        joining = [name for name, _, state, _ in members if state == "joining"]
         groups = []
         for node, next_node, overdue, tokens, left in session.execute(self._sql.tokens, timeout=HEAVY_SEC):
             groups.append(Group(node, next_node, overdue == "t", sorted(parse_array(tokens))))
             if left is not None:
                 later = min(later, self._clock.now() + max(float(left), RETRY_FIRST_SEC) + 0.01)
-        names = {member.name for member in active}
-        allowed = allowed_nodes(pins, names)
+        allowed = allowed_nodes(pins, names - drained)
         self._report_parked({token for token, nodes in allowed.items() if not nodes}, pins)
-        steps = steps_of(groups, active, resting, allowed)
+        steps = steps_of(groups, active, resting, allowed, drained)
         planned = _Planned(
             revision,
             started,
-            self._reason(names, joining),
+            self._reason(names, joining, drained),
             len({group.node for group in groups if group.node is not None}),
             len(active),
             joining,
             batches_of(steps),
             later,
         )
-        self._planned_members = names
+        self._planned_members, self._planned_drained = names, drained
         return planned
 
     def _report_parked(self, parked: set[int], pins: Sequence[tuple[int, list[str]]]) -> None:
@@ -233,7 +235,7 @@ class Leadership:
         if new := parked - self._parked:
             patterns = sorted({str(patterns) for token, patterns in pins if token in new})
             logger.warning(
-                "%d token%s rest%s because of pins that match no live node: %s%s",
+                "%d token%s rest%s because of pins that match no live node that takes tokens: %s%s",
                 len(parked),
                 *(("", "s") if len(parked) == 1 else ("s", "")),
                 ", ".join(patterns[:3]),
@@ -296,10 +298,14 @@ class Leadership:
         ((revision,),) = session.execute(self._sql.revision, timeout=HEAVY_SEC)
         return Outcome(0, 0, 0, wanted) if wanted and revision == planned.revision else None
 
-    def _reason(self, names: set[str], joining: Sequence[str]) -> str:
+    def _reason(self, names: set[str], joining: Sequence[str], drained: set[str]) -> str:
         """Why this plan is made, in a word or two, for the audit."""
         before = self._planned_members
         if before is None:
             return "new leader" if len(names) > len(joining) else "initial"
         joined, left = names - before or set(joining), before - names
-        return "join and leave" if joined and left else "join" if joined else "leave" if left else "pins or repair"
+        if joined or left:
+            return "join and leave" if joined and left else "join" if joined else "leave"
+        if drained != self._planned_drained:
+            return "drain" if drained - self._planned_drained else "undrain"
+        return "pins or repair"

@@ -76,11 +76,26 @@ class Membership:
 
     # -- register -----------------------------------------------------------------------------------------------
 
-    def register(self, session: Session, deadline: float, stopped: Callable[[], bool]) -> bool:
+    def register(
+        self, session: Session, deadline: float, stopped: Callable[[], bool], known_history: bool = False
+    ) -> bool:
         """Join the cluster under this name; ``session`` then holds its advisory lock.
 
         A row left by a crashed process of the same name is taken over, with its tokens, once it is certain that the
-        process no longer says yes: its lock was had, and its heartbeat has stood still for longer than it may.
+        process no longer says yes: its lock was had, and its heartbeat has stood still for longer than it may. That is
+        a little more than its grace, if the end of its session has freed the lock; and its whole timeout, if it may
+        have been the end of a server, of which a process whose packets are lost hears nothing.
+
+        Parameters
+        ----------
+        session : Session
+            This node's.
+        deadline : float
+            When to give up while the name's lock is held, on this process's clock.
+        stopped : callable
+            Whether to give up now.
+        known_history : bool
+            Whether the server is known to be the one on which the heartbeats were taken.
 
         Returns
         -------
@@ -114,7 +129,8 @@ class Membership:
                 still_for = asked_at - watched[1]
                 age, timeout, grace = (float(text or 0) for text in row[6:9])
                 silent = still_for > timeout and age > timeout
-                if locked and still_for > FREED_GRACES * grace:
+                freed = known_history and row[9] == "t" and still_for > FREED_GRACES * grace
+                if locked and (freed or silent):
                     if self._insert(session, row):
                         return True
                     watched = None

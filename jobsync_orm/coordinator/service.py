@@ -351,7 +351,7 @@ class Coordinator:
         deadline = self._deadline if not self._entered.is_set() else float("inf")
         while not self._stop.is_set():
             try:
-                if self._membership.register(self._session, deadline, self._stop.is_set):
+                if self._membership.register(self._session, deadline, self._stop.is_set, self._history.is_told):
                     self._refresh_due = True
                     self._beat()
                     return

@@ -29,6 +29,9 @@ They are then under a name without a row, which the next plan repairs, at the la
 | leave | cluster, own node row, own claims and ephemeral locks | done, or the node is evicted later |
 | identify, standing | nothing | nothing |
 | adopt_history | cluster | done, or done at the next connection |
+| drain, undrain | cluster | done or not; the leader acts on it when it looks next |
+| expel | the node's row | done or not; the node hears of it with its next heartbeat |
+| end_rest | the node's row | done or not; whoever may evict it does so |
 | reform | cluster, node rows, tokens (skip), claims (skip) | done whole or not at all; whoever connects next does it |
 """
 
@@ -80,8 +83,10 @@ class Statements:
         def held(name: str, pid: str) -> str:
             return lock_held(names, name, pid)
 
-        # The last column only shows that the tables are of a revision that has it.
-        self.cluster = f"SELECT total_tokens, hash_function, protocol_version, rest_until FROM {cluster}"
+        # The last two columns only show that the tables are of a revision that has them.
+        self.cluster = f"""
+            SELECT total_tokens, hash_function, protocol_version, rest_until, (SELECT bool_or(expelled) FROM {node})
+            FROM {cluster}"""
 
         # -- which history of the database this is ---------------------------------------------------------------
         self.identify = """
@@ -134,7 +139,8 @@ class Statements:
         # -- membership -----------------------------------------------------------------------------------------
         self.find = (
             "SELECT incarnation, state, last_heartbeat, backend_pid, host, pid,"
-            " extract(epoch FROM clock_timestamp() - last_heartbeat), heartbeat_timeout_sec, connection_grace_sec"
+            " extract(epoch FROM clock_timestamp() - last_heartbeat), heartbeat_timeout_sec, connection_grace_sec,"
+            " last_heartbeat BETWEEN pg_catalog.pg_postmaster_start_time() AND clock_timestamp()"
             f" FROM {node} WHERE name = $1::text"
         )
         self.register = f"""
@@ -156,7 +162,8 @@ class Statements:
                     heartbeat_timeout_sec = excluded.heartbeat_timeout_sec,
                     connection_grace_sec = excluded.connection_grace_sec,
                     rejoin_grace_sec = excluded.rejoin_grace_sec, labels = excluded.labels, host = excluded.host,
-                    pid = excluded.pid, backend_pid = excluded.backend_pid, version = excluded.version
+                    pid = excluded.pid, backend_pid = excluded.backend_pid, version = excluded.version,
+                    expelled = false
                 WHERE n.state = 'away'
                     OR (n.incarnation = $3::uuid AND n.last_heartbeat = $4::timestamptz)
                 RETURNING n.join_epoch),
@@ -180,7 +187,8 @@ class Statements:
             WITH me AS (
                 UPDATE {node} SET last_heartbeat = clock_timestamp(),
                     applied_epoch = greatest(applied_epoch, $3::bigint), backend_pid = pg_backend_pid()
-                WHERE name = $1::text AND incarnation = $2::uuid AND state <> 'away' RETURNING state),
+                WHERE name = $1::text AND incarnation = $2::uuid AND state <> 'away' AND NOT expelled
+                RETURNING state),
             oldest AS (
                 SELECT name FROM {node} WHERE can_lead AND state <> 'away' ORDER BY ordinal LIMIT 3),
             seen AS (
@@ -240,13 +248,37 @@ class Statements:
                     FOR UPDATE OF k SKIP LOCKED))
             SELECT name, pg_notify({channel}, '') FROM (SELECT name FROM away UNION ALL SELECT name FROM dead) g"""
 
+        # -- what an operator says ------------------------------------------------------------------------------
+        # Who gets tokens has changed, as though a node had come or gone: no plan made before is published. That the
+        # revision is what the operator saw keeps two from each draining the other's last node.
+        self.drain = f"""
+            UPDATE {cluster} SET revision = revision + 1, drained = drained || jsonb_build_object($1::text,
+                jsonb_build_object('since', clock_timestamp(), 'by', $2::text, 'reason', $3::text))
+            WHERE revision = $4::bigint AND (drained -> $1::text) IS NULL
+            RETURNING revision, pg_notify({channel}, '')"""
+        self.undrain = f"""
+            UPDATE {cluster} SET revision = revision + 1, drained = drained - $1::text
+            WHERE (drained -> $1::text) IS NOT NULL RETURNING revision, pg_notify({channel}, '')"""
+        # From here on this life of the node cannot renew its lease. Its row and tokens stay until it has heard of that
+        # and joined anew, or until its lease has ended and it is evicted like any other.
+        self.expel = f"""
+            WITH out AS (
+                UPDATE {node} SET expelled = true
+                WHERE name = $1::text AND incarnation = $2::uuid AND state <> 'away' RETURNING name)
+            SELECT name, pg_notify({names.node_channel_sql("name")}, ''), pg_notify({channel}, '') FROM out"""
+        self.end_rest = f"""
+            UPDATE {node} SET rejoin_grace_sec = 0
+            WHERE name = $1::text AND incarnation = $2::uuid AND state = 'away'
+            RETURNING name, pg_notify({channel}, '')"""
+
         # -- tokens of this node --------------------------------------------------------------------------------
         # A token whose epoch is older than this node's registration was given to an earlier life of the name.
         self.refresh = f"""
             SELECT n.state, c.epoch, t.owned, t.draining, t.marks, t.coming, t.earlier,
                 extract(epoch FROM c.rest_until - clock_timestamp())
             FROM {cluster} c
-            LEFT JOIN {node} n ON n.name = $1::text AND n.incarnation = $2::uuid AND n.state <> 'away'
+            LEFT JOIN {node} n
+                ON n.name = $1::text AND n.incarnation = $2::uuid AND n.state <> 'away' AND NOT n.expelled
             LEFT JOIN LATERAL (
                 SELECT
                     array_agg(token_id) FILTER (WHERE node = $1::text AND next_node IS NULL AND epoch >= n.join_epoch)
@@ -299,7 +331,8 @@ class Statements:
         # -- the plan -------------------------------------------------------------------------------------------
         self.snapshot = f"""
             SELECT c.revision, c.pins_revision, clock_timestamp(),
-                (SELECT json_agg(json_build_array(name, weight, state) ORDER BY ordinal) FROM {node}),
+                (SELECT json_agg(json_build_array(name, weight, state, (c.drained -> name) IS NOT NULL)
+                    ORDER BY ordinal) FROM {node}),
                 (SELECT json_agg(json_build_array(token_id, node_patterns)) FROM {lock}
                     WHERE expires_at IS NULL OR expires_at > clock_timestamp()),
                 (SELECT extract(epoch FROM min(expires_at) - clock_timestamp()) FROM {lock}

@@ -44,20 +44,22 @@ def steps_of(
     active: Sequence[Member],
     resting: Iterable[str],
     pins: Mapping[int, Collection[str]],
+    drained: Iterable[str] = (),
 ) -> list[Step]:
     """The steps from what is stored to what the planner wants.
 
     A token on its way from one live node to another counts as the latter's, so that a plan made in the middle of a
-    hand-off does not start it anew. Tokens of resting nodes stay where they are.
+    hand-off does not start it anew. Tokens of resting nodes stay where they are. Those of drained nodes, which are live
+    but not ``active``, count as nobody's; but as such a node says yes to them, it is asked for them.
     """
     names = {member.name for member in active}
-    resting = set(resting)
+    resting, drained = set(resting), frozenset(drained)
     holders: dict[str | None, list[Group]] = {}
     for group in groups:
         if group.node in resting:
             continue
         holder = group.node if group.node in names else None
-        if holder is not None and group.next_node in names:
+        if group.next_node in names and (holder is not None or group.node in drained):
             holder = group.next_node
         holders.setdefault(holder, []).append(group)
     owned = {
@@ -82,18 +84,21 @@ def steps_of(
             for aim, moving in going:
                 chosen = moving if len(parts) == 1 else sorted(set(moving).intersection(part.tokens))
                 if chosen:
-                    steps.extend(_moving(part, holder, aim, chosen))
-            if going and _staying_matters(part, holder, names):
+                    steps.extend(_moving(part, holder, aim, chosen, drained))
+            matters = _staying_matters(part, holder, names, drained)
+            if going and matters:
                 gone = {token for _, tokens in going for token in tokens}
                 stay = [token for token in part.tokens if token not in gone]
-            if stay and _staying_matters(part, holder, names):
-                steps.append(_staying(part, holder, stay))
+            if stay and matters:
+                steps.append(_staying(part, holder, stay, drained))
     return steps
 
 
-def _moving(part: Group, holder: str | None, target: str | None, tokens: Sequence[int]) -> list[Step]:
+def _moving(
+    part: Group, holder: str | None, target: str | None, tokens: Sequence[int], drained: Collection[str]
+) -> list[Step]:
     """Tokens of ``part`` that ``holder`` is to lose to ``target`` (None: to nobody)."""
-    if holder is None:  # no live owner: at once
+    if holder is None and part.node not in drained:  # no live owner: at once
         return [Step(tokens, part.node, part.next_node, GRANT, target)]
     if part.node == target:
         return [Step(tokens, part.node, part.next_node, UNMARK, None)]
@@ -104,13 +109,18 @@ def _moving(part: Group, holder: str | None, target: str | None, tokens: Sequenc
     return [Step(tokens, part.node, part.next_node, MARK, aim)]
 
 
-def _staying_matters(part: Group, holder: str | None, names: set[str]) -> bool:
+def _staying_matters(part: Group, holder: str | None, names: set[str], drained: Collection[str]) -> bool:
+    if holder is None and part.node in drained:
+        return part.overdue or part.next_node != PARK  # nobody is to have it, its owner neither
     if holder is None:
         return part.node is not None  # parked, but still under the name of a dead node
     return part.next_node is not None and (part.overdue or part.next_node not in names)
 
 
-def _staying(part: Group, holder: str | None, tokens: Sequence[int]) -> Step:
+def _staying(part: Group, holder: str | None, tokens: Sequence[int], drained: Collection[str]) -> Step:
+    if holder is None and part.node in drained:
+        parking = part.next_node == PARK
+        return Step(tokens, part.node, part.next_node, FORCE if parking else MARK, None if parking else PARK)
     if holder is None:
         return Step(tokens, part.node, part.next_node, GRANT, None)
     if part.next_node == holder:  # on its way, and overdue

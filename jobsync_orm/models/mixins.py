@@ -134,6 +134,7 @@ class ClusterMixin:
     protocol_version = required(Integer())
     history = optional(Text())
     rest_until = optional(TIMESTAMP)
+    drained = required(ANYTHING, server_default=text("'{}'"))
 
 
 @table(checks={"state": "state IN ('joining', 'active', 'away')"}, uniques=("ordinal",))
@@ -158,6 +159,7 @@ class NodeMixin:
     pid = required(Integer(), server_default=text("0"))
     backend_pid = optional(Integer())
     version = required(Text(), server_default=text("''"))
+    expelled = required(Boolean(), server_default=text("false"))
 
 
 @table()

@@ -19,7 +19,9 @@ from __future__ import annotations
 
 from jobsync_orm.operate.as_json import as_json
 from jobsync_orm.operate.cluster import Operations
-from jobsync_orm.operate.picture import ClusterStatus, NodeStatus, NodeTokens, Rebalance, TokenStatus
+from jobsync_orm.operate.draining import Remaining, drain, undrain, watch_drain
+from jobsync_orm.operate.evicting import Member, Watched, evict, expel, find_member
+from jobsync_orm.operate.picture import ClusterStatus, DrainOrder, NodeStatus, NodeTokens, Rebalance, TokenStatus
 from jobsync_orm.operate.pins import StoredPin, add_pin, list_pins
 from jobsync_orm.operate.planning import PlannedLoad, PlannedMove, Preview, plan_soon, preview
 from jobsync_orm.operate.tasks import Explanation, PatternMatch, PinOnToken, TaskClaim, TaskPlace, explain, where
@@ -28,7 +30,9 @@ from jobsync_orm.operate.trail import AuditEntry, read_audit
 __all__ = [
     "AuditEntry",
     "ClusterStatus",
+    "DrainOrder",
     "Explanation",
+    "Member",
     "NodeStatus",
     "NodeTokens",
     "Operations",
@@ -38,16 +42,24 @@ __all__ = [
     "PlannedMove",
     "Preview",
     "Rebalance",
+    "Remaining",
     "StoredPin",
     "TaskClaim",
     "TaskPlace",
     "TokenStatus",
+    "Watched",
     "add_pin",
     "as_json",
+    "drain",
+    "evict",
+    "expel",
     "explain",
+    "find_member",
     "list_pins",
     "plan_soon",
     "preview",
     "read_audit",
+    "undrain",
+    "watch_drain",
     "where",
 ]

@@ -21,7 +21,15 @@ from jobsync_orm.coordinator.statements import lock_held
 from jobsync_orm.exceptions import ConfigurationError
 from jobsync_orm.naming import Names
 from jobsync_orm.operate.missing import no_cluster, ready
-from jobsync_orm.operate.picture import ClusterStatus, Condition, NodeStatus, NodeTokens, Rebalance, TokenStatus
+from jobsync_orm.operate.picture import (
+    ClusterStatus,
+    Condition,
+    DrainOrder,
+    NodeStatus,
+    NodeTokens,
+    Rebalance,
+    TokenStatus,
+)
 
 __all__ = ["Operations"]
 
@@ -69,9 +77,9 @@ class Operations:
                     'age', extract(epoch FROM clock_timestamp() - n.last_heartbeat),
                     'heartbeat_timeout_sec', n.heartbeat_timeout_sec,
                     'connection_grace_sec', n.connection_grace_sec, 'rejoin_grace_sec', n.rejoin_grace_sec,
-                    'session_open', {held})
+                    'drained', (c.drained -> n.name) IS NOT NULL, 'session_open', {held})
                     ORDER BY n.ordinal) FROM {node} n),
-                (SELECT json_build_array({REBALANCE}) FROM {rebalance} ORDER BY id DESC LIMIT 1)
+                (SELECT json_build_array({REBALANCE}) FROM {rebalance} ORDER BY id DESC LIMIT 1), c.drained
             FROM {cluster} c""")
         self._rebalances = text(f"""
             SELECT {REBALANCE} FROM {rebalance}
@@ -90,20 +98,22 @@ class Operations:
             rows, _ = self._database.repeat(self._look, {})
         if not rows:
             raise no_cluster(self.names)
-        at, total, hash_function, epoch, rest, tally, pinned, found, last = rows[0]
+        at, total, hash_function, epoch, rest, tally, pinned, found, last, orders = rows[0]
         resting = rest if rest is not None and rest > 0 else None
         leader = next((n["name"] for n in found or () if n["can_lead"] and n["state"] != "away"), None)
         members = {n["name"]: _condition(n) for n in found or ()}
         counts = _counts(tally or (), members)
         nodes = tuple(_node(n, members[n["name"]], leader, epoch, counts[n["name"]]) for n in found or ())
         owned = sum(node.tokens.owned for node in nodes)
-        present = [name for name, condition in members.items() if condition != "away"]
-        allowed = allowed_nodes([(token, patterns) for token, patterns in pinned or ()], present)
+        takers = [node.name for node in nodes if node.condition != "away" and not node.drained]
+        allowed = allowed_nodes([(token, patterns) for token, patterns in pinned or ()], takers)
+        unowned = sum(count for *_, count, _ in tally or ()) - owned
+        nobody = not takers and any(node.drained for node in nodes)
         tokens = TokenStatus(
             total,
             owned,
-            sum(count for *_, count, _ in tally or ()) - owned,
-            sum(1 for names in allowed.values() if not names),
+            unowned,
+            unowned if nobody else sum(1 for names in allowed.values() if not names),
             sum(count for _, aim, count, _ in tally or () if aim is not None),
             sum(overdue for *_, overdue in tally or ()),
             tuple(node.tokens for node in nodes),
@@ -119,6 +129,10 @@ class Operations:
             resting,
             leader,
             nodes,
+            tuple(
+                DrainOrder(name, datetime.datetime.fromisoformat(o["since"]), o["by"], o["reason"], name in members)
+                for name, o in sorted(orders.items())
+            ),
             tokens,
             None if last is None else Rebalance(datetime.datetime.fromisoformat(last[0]), *last[1:]),
             problems,
@@ -197,6 +211,7 @@ def _node(node: dict[str, Any], condition: Condition, leader: str | None, epoch:
         0.0 if condition == "away" else max(0.0, timeout - age),
         float(node["connection_grace_sec"]),
         float(node["rejoin_grace_sec"]),
+        node["drained"],
         node["session_open"],
         max(0, epoch - node["applied_epoch"]),
         tokens,
@@ -224,7 +239,8 @@ def _problems(
     if resting is not None:
         found.append(f"the cluster has been formed anew and rests for {resting:.0f} s: nobody owns anything until then")
     if tokens.parked:
-        found.append(f"{tokens.parked} tokens are parked: their pins match no live node")
+        why = "every live node is drained" if all(node.drained for node in nodes) else "their pins match no live node"
+        found.append(f"{tokens.parked} tokens are parked: {why}")
     if tokens.unowned > tokens.parked:
         found.append(f"{tokens.unowned - tokens.parked} tokens have no owner yet")
     if tokens.overdue:

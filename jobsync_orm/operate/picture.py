@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["ClusterStatus", "Condition", "NodeStatus", "NodeTokens", "Rebalance", "TokenStatus"]
+__all__ = ["ClusterStatus", "Condition", "DrainOrder", "NodeStatus", "NodeTokens", "Rebalance", "TokenStatus"]
 
 Condition = Literal["live", "joining", "cut off", "silent", "away"]
 
@@ -47,7 +47,7 @@ class TokenStatus:
     unowned : int
         The others: nobody works on them. ``parked`` and what a leader has not given out yet.
     parked : int
-        Those of ``unowned`` whose pins match no live node. They wait until one does, or the pin ends.
+        Those of ``unowned`` that no live node may have: their pins match none that takes tokens, or all are drained.
     draining : int
         Tokens whose owner has been asked to hand them over.
     overdue : int
@@ -94,6 +94,8 @@ class NodeStatus:
         Seconds until then, 0 if it is over. The node itself stops saying yes somewhat earlier.
     connection_grace_sec, rejoin_grace_sec : float
         Its settings.
+    drained : bool
+        Whether an operator has asked for its tokens: it gives them up and gets none, until it is undrained.
     session_open : bool
         Whether the server still has the session in which it coordinates.
     behind_epochs : int
@@ -117,9 +119,32 @@ class NodeStatus:
     lease_left_sec: float
     connection_grace_sec: float
     rejoin_grace_sec: float
+    drained: bool
     session_open: bool
     behind_epochs: int
     tokens: NodeTokens
+
+
+@dataclass(frozen=True, slots=True)
+class DrainOrder:
+    """That a node is to have no tokens.
+
+    Attributes
+    ----------
+    node : str
+    since : datetime
+    by : str
+        Who has said so.
+    reason : str or None
+    registered : bool
+        Whether there is a node of this name now. The order outlives it.
+    """
+
+    node: str
+    since: datetime.datetime
+    by: str
+    reason: str | None
+    registered: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +156,8 @@ class Rebalance:
     triggered_at : datetime
         When the leader read what it planned for.
     reason : str
-        ``initial``, ``new leader``, ``join``, ``leave``, ``join and leave`` or ``pins or repair``.
+        ``initial``, ``new leader``, ``join``, ``leave``, ``join and leave``, ``drain``, ``undrain`` or ``pins or
+        repair``.
     leader : str
     nodes_before, nodes_after : int
         Owners before, and live nodes planned for.
@@ -170,6 +196,8 @@ class ClusterStatus:
     leader : str or None
     nodes : tuple of NodeStatus
         Oldest first.
+    drained : tuple of DrainOrder
+        By name.
     tokens : TokenStatus
     last_rebalance : Rebalance or None
     problems : tuple of str
@@ -187,6 +215,7 @@ class ClusterStatus:
     resting_sec: float | None
     leader: str | None
     nodes: tuple[NodeStatus, ...]
+    drained: tuple[DrainOrder, ...]
     tokens: TokenStatus
     last_rebalance: Rebalance | None
     problems: tuple[str, ...]

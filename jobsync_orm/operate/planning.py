@@ -99,21 +99,24 @@ def preview(engine: Engine, names: Names) -> Preview:
     if not snapshot:
         raise no_cluster(names)
     _, _, _, members, pins, _, _, rest = snapshot[0]
-    active = [Member(name, weight) for name, weight, state in members or [] if state != "away"]
-    resting = [name for name, _, state in members or [] if state == "away"]
+    drained = {name for name, _, state, out in members or [] if out and state != "away"}
+    active = [Member(name, weight) for name, weight, state, out in members or [] if state != "away" and not out]
+    resting = [name for name, _, state, _ in members or [] if state == "away"]
     groups = [Group(node, aim, overdue, sorted(some)) for node, aim, overdue, some, _ in tokens]
-    live = [member.name for member in active]
-    steps = steps_of(groups, active, resting, allowed_nodes([tuple(pin) for pin in pins or []], live))
+    takers = [member.name for member in active]
+    live = [name for name, _, state, _ in members or [] if state != "away"]
+    allowed = allowed_nodes([(token, patterns) for token, patterns in pins or []], takers)
+    steps = steps_of(groups, active, resting, allowed, drained)
     now: Counter[str | None] = Counter()
     for group in groups:
-        now[_holder(group.node, group.next_node, live)] += len(group.tokens)
+        now[_holder(group.node, group.next_node, live, takers)] += len(group.tokens)
     then = now.copy()
     moves: Counter[tuple[str | None, str | None, How]] = Counter()
     for step in steps:
         source, target, how = _way(step)
         count = len(step.tokens)
         moves[source, target, how] += count
-        then[_holder(step.source, step.marked, live)] -= count
+        then[_holder(step.source, step.marked, live, takers)] -= count
         then[target] += count
     return Preview(
         tuple(PlannedMove(*way[:2], count, way[2]) for way, count in sorted(moves.items(), key=lambda x: str(x[0]))),
@@ -145,11 +148,11 @@ def _read(database: Autocommit, statement: str) -> list[Any]:
     return database.repeat(text(statement.replace(":", r"\:")), {})[0]
 
 
-def _holder(node: str | None, aim: str | None, live: list[str]) -> str | None:
-    """Whom the planner counts a token for."""
+def _holder(node: str | None, aim: str | None, live: list[str], takers: list[str]) -> str | None:
+    """Whose a token is, or is about to be."""
     if node not in live:
         return None
-    return aim if aim in live else node
+    return aim if aim in takers else node
 
 
 def _way(step: Step) -> tuple[str | None, str | None, How]:

@@ -24,6 +24,9 @@ WEIGHTS = {
     "promotion": 2,
     "pin": 4,
     "unpin": 3,
+    "drain": 2,
+    "undrain": 2,
+    "expel": 2,
 }
 
 

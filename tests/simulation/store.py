@@ -38,6 +38,7 @@ class Node(NamedTuple):
     host: str
     pid: int
     backend_pid: int | None
+    expelled: bool = False
 
 
 class Token(NamedTuple):
@@ -68,8 +69,8 @@ class Tables:
     """All rows at one moment. Rows are never changed, only replaced: a row is the same if it is the same object."""
 
     __slots__ = (
-        *("claims", "epoch", "history", "incarnation", "nodes", "pins", "pins_revision", "rest_until", "revision"),
-        "tokens",
+        *("claims", "drained", "epoch", "history", "incarnation", "nodes", "pins", "pins_revision", "rest_until"),
+        *("revision", "tokens"),
     )
 
     def __init__(self, total_tokens: int) -> None:
@@ -77,6 +78,7 @@ class Tables:
         self.incarnation = "00000000-0000-0000-0000-000000000000"
         self.history: str | None = None
         self.rest_until: float | None = None
+        self.drained: frozenset[str] = frozenset()
         self.nodes: dict[str, Node] = {}
         self.tokens = [Token() for _ in range(total_tokens)]
         self.pins: dict[str, Pin] = {}
@@ -87,7 +89,7 @@ class Tables:
         copy.epoch, copy.revision, copy.pins_revision = self.epoch, self.revision, self.pins_revision
         copy.incarnation, copy.history, copy.rest_until = self.incarnation, self.history, self.rest_until
         copy.nodes, copy.pins, copy.claims = dict(self.nodes), dict(self.pins), dict(self.claims)
-        copy.tokens = list(self.tokens)
+        copy.tokens, copy.drained = list(self.tokens), self.drained
         return copy
 
 
@@ -173,6 +175,10 @@ class Store:
         row = tables.nodes.get(name or "")
         return row if row is not None and row.incarnation == incarnation and row.state != "away" else None
 
+    def _wanted(self, row: Node | None) -> Node | None:
+        """``row`` unless an operator has ended this life."""
+        return None if row is None or row.expelled else row
+
     def _drop_pins_of(self, dead: list[str]) -> None:
         self.now.pins = {t: p for t, p in self.now.pins.items() if not (p.ephemeral and p.created_by in dead)}
 
@@ -188,7 +194,10 @@ class Store:
 
     def cluster(self, seen: Tables, backend: Backend) -> list[Row]:
         return [
-            (str(len(seen.tokens)), "double_sha256", "1", None if seen.rest_until is None else _time(seen.rest_until))
+            (
+                *(str(len(seen.tokens)), "double_sha256", "1"),
+                *(None if seen.rest_until is None else _time(seen.rest_until), None),
+            )
         ]
 
     # -- the database's history --------------------------------------------------------------------------------
@@ -268,6 +277,7 @@ class Store:
             (
                 *(row.incarnation, row.state, _time(row.last_heartbeat), _text(row.backend_pid), row.host),
                 *(str(row.pid), str(age), str(row.timeout), str(row.grace)),
+                "t" if self.started_at <= row.last_heartbeat <= self.clock() else "f",
             )
         ]
 
@@ -316,7 +326,7 @@ class Store:
         self, seen: Tables, backend: Backend, name: str, incarnation: str, applied: str, everyone: str, locks: str
     ) -> list[Row]:
         now = self._timestamp()
-        mine = self._life(self.now, name, incarnation)
+        mine = self._wanted(self._life(self.now, name, incarnation))
         if mine is not None:
             self.now.nodes[name] = mine._replace(
                 last_heartbeat=now, applied_epoch=max(mine.applied_epoch, int(applied)), backend_pid=backend.pid
@@ -381,10 +391,41 @@ class Store:
             return not self._holds(row.name, row.backend_pid)
         return row.last_heartbeat + row.timeout < self.clock() or "evict_any_heartbeat" in self.weakened
 
+    # -- what an operator says ---------------------------------------------------------------------------------
+
+    def drain(self, seen: Tables, backend: Backend, name: str, by: str, reason: str, revision: str) -> list[Row]:
+        if str(self.now.revision) != revision or name in self.now.drained:
+            return []
+        self.now.drained |= {name}
+        self.now.revision += 1
+        return [(str(self.now.revision), self._notify(self.names.cluster_channel))]
+
+    def undrain(self, seen: Tables, backend: Backend, name: str) -> list[Row]:
+        if name not in self.now.drained:
+            return []
+        self.now.drained -= {name}
+        self.now.revision += 1
+        return [(str(self.now.revision), self._notify(self.names.cluster_channel))]
+
+    def expel(self, seen: Tables, backend: Backend, name: str, incarnation: str) -> list[Row]:
+        row = self._life(self.now, name, incarnation)
+        if row is None:
+            return []
+        self.now.nodes[name] = row._replace(expelled=True)
+        channels = (self.names.node_channel(name), self.names.cluster_channel)
+        return [(name, *map(self._notify, channels))]
+
+    def end_rest(self, seen: Tables, backend: Backend, name: str, incarnation: str) -> list[Row]:
+        row = self.now.nodes.get(name)
+        if row is None or row.incarnation != incarnation or row.state != "away":
+            return []
+        self.now.nodes[name] = row._replace(rejoin=0.0)
+        return [(name, self._notify(self.names.cluster_channel))]
+
     # -- tokens of one node ------------------------------------------------------------------------------------
 
     def refresh(self, seen: Tables, backend: Backend, name: str, incarnation: str) -> list[Row]:
-        life = self._life(seen, name, incarnation)
+        life = self._wanted(self._life(seen, name, incarnation))
         owned, draining, marks, coming, earlier = [], [], set(), 0, 0
         for token, row in enumerate(seen.tokens):
             coming += row.next_node == name
@@ -451,7 +492,8 @@ class Store:
 
     def snapshot(self, seen: Tables, backend: Backend) -> list[Row]:
         now = self.clock()
-        members = [[row.name, row.weight, row.state] for row in sorted(seen.nodes.values(), key=_ordinal)]
+        rows = sorted(seen.nodes.values(), key=_ordinal)
+        members = [[row.name, row.weight, row.state, row.name in seen.drained] for row in rows]
         pins = [[p.token_id, p.patterns] for p in seen.pins.values() if p.expires_at is None or p.expires_at > now]
         expiry = min((p.expires_at for p in seen.pins.values() if p.expires_at and p.expires_at > now), default=None)
         orphaned = any(self._orphaned(seen, pin) for pin in seen.pins.values())

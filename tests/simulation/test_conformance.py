@@ -22,7 +22,7 @@ from tests.simulation.store import Backend, Claim, Pin, Store
 TOKENS = 6
 NODES = ("a", "b", "c")
 SESSIONS = 2
-SEQUENCES, STEPS = 25, 70
+SEQUENCES, STEPS = 25, 85
 SQL = vars(Statements(Names()))
 # All times are told apart by units of this many seconds; a sequence takes much less.
 UNIT = 50
@@ -34,7 +34,11 @@ STATEMENTS = {
     "beat": 5,
     "members": 1,
     "leave": 1,
-    "evict": 3,
+    "evict": 4,
+    "drain": 2,
+    "undrain": 2,
+    "expel": 3,
+    "end_rest": 4,
     "refresh": 4,
     "regain": 3,
     "release": 8,
@@ -146,13 +150,19 @@ class Simulated(Side):
         now = self.store.now
         return {
             "cluster": (
-                *(now.epoch, now.revision, now.pins_revision, now.incarnation, now.history),
+                *(now.epoch, now.revision, now.pins_revision, now.incarnation, now.history, sorted(now.drained)),
                 None if now.rest_until is None else age(str(now.rest_until - self.at)),
             ),
             "node": sorted(
                 (
                     *(n.name, n.ordinal, n.incarnation, n.join_epoch, n.applied_epoch, n.state, n.can_lead),
-                    *(n.timeout, n.rejoin, self.session_of(n.backend_pid), age(str(self.at - n.last_heartbeat))),
+                    *(
+                        n.expelled,
+                        n.timeout,
+                        n.rejoin,
+                        self.session_of(n.backend_pid),
+                        age(str(self.at - n.last_heartbeat)),
+                    ),
                 )
                 for n in now.nodes.values()
             ),
@@ -179,6 +189,7 @@ class Real(Side):
             "TRUNCATE sync_node RESTART IDENTITY",
             "TRUNCATE sync_claim, sync_lock, sync_rebalance",
             "UPDATE sync_cluster SET epoch = 0, revision = 0, pins_revision = 0, history = NULL, rest_until = NULL,"
+            " drained = '{}',"
             " incarnation = '00000000-0000-0000-0000-000000000000'",
             "UPDATE sync_token SET node = NULL, epoch = 0, next_node = NULL, next_epoch = NULL, drain_deadline = NULL",
         ):
@@ -242,9 +253,9 @@ class Real(Side):
 
         return {
             "cluster": next(
-                (*row[:-1], age(row[-1]))
+                (*row[:-2], sorted(row[-2]), age(row[-1]))
                 for row in rows(
-                    "SELECT epoch, revision, pins_revision, CAST(incarnation AS text), history,"
+                    "SELECT epoch, revision, pins_revision, CAST(incarnation AS text), history, drained,"
                     " extract(epoch FROM rest_until - clock_timestamp()) FROM sync_cluster"
                 )
             ),
@@ -252,7 +263,7 @@ class Real(Side):
                 (*row[:-2], self.session_of(row[-2]), age(row[-1]))
                 for row in rows(
                     "SELECT name, ordinal, CAST(incarnation AS text), join_epoch, applied_epoch, state, can_lead,"
-                    " heartbeat_timeout_sec, rejoin_grace_sec, backend_pid,"
+                    " expelled, heartbeat_timeout_sec, rejoin_grace_sec, backend_pid,"
                     " extract(epoch FROM clock_timestamp() - last_heartbeat) FROM sync_node ORDER BY name"
                 )
             ],
@@ -279,8 +290,9 @@ class Driver:
         self.sides = sides
         self.lives: dict[str, list[str]] = {name: [str(uuid.UUID(int=rng.getrandbits(128)))] for name in NODES}
         self.marks: list[int] = [1]
-        self.revision = self.epoch = 0
+        self.revision = self.epoch = self.members = 0
         self.cluster = ""
+        self.drained: list[str] = []
         self.refreshed: tuple[Any, ...] = ("a", self.lives["a"][0])
         self.groups: list[tuple[str | None, str | None, list[int]]] = []
         self.joining: list[str] = []
@@ -306,7 +318,9 @@ class Driver:
     def _both(self, kind: str) -> str:
         session = self.rng.randrange(SESSIONS)
         cluster = self.sides[0].store.now
-        self.epoch, self.cluster = cluster.epoch, cluster.incarnation  # before either side goes on
+        # before either side goes on
+        self.epoch, self.cluster, self.members = cluster.epoch, cluster.incarnation, cluster.revision
+        self.drained = sorted(cluster.drained)
         outcomes = []
         state = self.rng.getstate()
         for side in self.sides:
@@ -327,7 +341,7 @@ class Driver:
             self.marks = [*answer[4], self.rng.randrange(1, 40)]
         elif kind == "snapshot":
             self.revision = int(answer[0])
-            self.joining = [name for name, _, state in answer[2] if state == "joining"]
+            self.joining = [name for name, _, state, _ in answer[2] if state == "joining"]
         elif kind == "tokens":
             self.groups = [(row[0], row[1], sorted(parse_array(row[3]))) for row in rows]
 
@@ -382,7 +396,17 @@ class Driver:
         name = self.rng.choice(NODES)
         return name, self.life(name)
 
-    _void_claims = _leave = _regain = _node
+    _void_claims = _leave = _regain = _expel = _node
+
+    def _end_rest(self, side: Side) -> tuple[Any, ...]:
+        away = [(row.name, row.incarnation) for row in self.sides[0].store.now.nodes.values() if row.state == "away"]
+        return self.rng.choice(away) if away and self.rng.random() < 0.9 else self._node(side)
+
+    def _drain(self, side: Side) -> tuple[Any, ...]:
+        return self.rng.choice(NODES), "me", "why", self.members + (self.rng.random() < 0.1)
+
+    def _undrain(self, side: Side) -> tuple[Any, ...]:
+        return (self.rng.choice(self.drained if self.drained and self.rng.random() < 0.9 else NODES),)
 
     def _refresh(self, side: Side) -> tuple[Any, ...]:
         asked = sorted({row.node for row in self.sides[0].store.now.tokens if row.node and row.next_node is not None})

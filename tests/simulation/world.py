@@ -18,6 +18,7 @@ import pytest
 from jobsync_orm.config import CoordinationConfig
 from jobsync_orm.coordinator import Coordinator, membership
 from jobsync_orm.coordinator.pinning import allowed_nodes
+from jobsync_orm.coordinator.statements import Statements
 from jobsync_orm.exceptions import NodeNameInUse
 from jobsync_orm.planner import Member, plan
 from tests.simulation import faults as faults_module
@@ -253,6 +254,19 @@ class World:
                 if self.store.now.pins:
                     self._pin(next(iter(self.store.now.pins)), None)
 
+            case "drain":
+                self._operate("drain", f"n{1 + fault.number % 5}", "me", "", str(self.store.now.revision))
+            case "undrain":
+                self._operate("undrain", min(self.store.now.drained, default=""))
+            case "expel":
+                self._operate("expel", node.name, node.coordinator.incarnation)
+
+    def _operate(self, statement: str, *parameters: str) -> None:
+        """An operator's statement."""
+        sql = vars(Statements(self.config.names))[statement]
+        self.store.execute(sql, Backend(0), self.store.now.snapshot(), parameters)
+        self.server.notify(self.store.notified)
+
     def _replicate(self) -> None:
         """The standby keeps up, more or less."""
         self._standby = [*self._standby[-7:], self.store.now.snapshot()]
@@ -323,12 +337,13 @@ class World:
         if any(row.next_node is not None for row in tables.tokens):
             return f"marks: {tables.tokens}"
         pins = [(pin.token_id, pin.patterns) for pin in tables.pins.values()]
-        allowed = allowed_nodes(pins, names)
+        takers = names - tables.drained
+        allowed = allowed_nodes(pins, takers)
         owned: dict[str | None, list[int]] = {}
         for token, row in enumerate(tables.tokens):
             owned.setdefault(row.node, []).append(token)
-        wanted = plan(owned, [Member(name) for name in sorted(names)], allowed)
-        if wanted.moved or set(owned) - names - {None}:
+        wanted = plan(owned, [Member(name) for name in sorted(takers)], allowed)
+        if wanted.moved or set(owned) - takers - {None}:
             return f"not balanced: {owned}"
         for name, tokens in owned.items():
             mine = sum(1 << 8 * token for token in tokens)

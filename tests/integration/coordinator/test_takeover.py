@@ -54,9 +54,41 @@ def test_stillness_counts_only_from_when_the_lock_was_had(
 
         monkeypatch.setattr(new, "wait", wait)
         member = Membership(config, "w1", statements, clock)
-        assert member.register(new, 2000.0, lambda: looks[0] > 100)
+        assert member.register(new, 2000.0, lambda: looks[0] > 100, known_history=True)
         assert member.incarnation != life
     assert clock.at - freed_at[0] > FREED_GRACES * grace
+
+
+@pytest.mark.parametrize(("known_history", "beat"), [(True, "2000-01-01"), (False, None)])
+def test_a_lock_that_a_server_has_lost_proves_nothing(
+    config: CoordinationConfig,
+    engine: Engine,
+    database: URL,
+    monkeypatch: pytest.MonkeyPatch,
+    known_history: bool,
+    beat: str | None,
+) -> None:
+    """After a restart, or on another server, every lock is free, also that of a process whose packets are lost."""
+    statements, clock, timeout = Statements(config.names), Hands(), 60
+    with engine.begin() as connection:
+        life = add_node(connection, "w1", heartbeat_timeout_sec=timeout, connection_grace_sec=1)
+        before = text("UPDATE sync_node SET last_heartbeat = coalesce(CAST(:beat AS timestamptz), last_heartbeat)")
+        connection.execute(before, {"beat": beat})
+
+    with open_session(database) as new:
+
+        def wait(seconds: float) -> set[str]:
+            clock.at += LOOK_SEC
+            if clock.at > 1000 + timeout:  # as much by the database's clock
+                with engine.begin() as connection:
+                    connection.execute(text("UPDATE sync_node SET heartbeat_timeout_sec = 0"))
+            return set()
+
+        monkeypatch.setattr(new, "wait", wait)
+        member = Membership(config, "w1", statements, clock)
+        assert member.register(new, 2000.0, lambda: clock.at > 1100, known_history=known_history)
+        assert member.incarnation != life
+    assert timeout < clock.at - 1000 < timeout + 2
 
 
 def test_the_name_is_had_while_an_application_holds_one_of_its_tokens(

@@ -82,6 +82,34 @@ def test_tokens_of_a_resting_node_rest() -> None:
     assert steps_of(groups, [A, B], ["r"], {}) == []
 
 
+def test_a_drained_node_is_asked_for_its_tokens() -> None:
+    groups = [Group("d", None, False, [0, 1]), Group("a", None, False, [2, 3])]
+    assert flat(steps_of(groups, [A, B], [], {}, ["d"])) == {0: (MARK, "b"), 1: (MARK, "b")}
+    under_way = [Group("d", "b", False, [0, 1]), Group("a", None, False, [2, 3])]
+    assert steps_of(under_way, [A, B], [], {}, ["d"]) == []
+    overdue = [Group("d", "b", True, [0, 1]), Group("a", None, False, [2, 3])]
+    assert flat(steps_of(overdue, [A, B], [], {}, ["d"])) == {0: (FORCE, "b"), 1: (FORCE, "b")}
+
+
+def test_what_is_on_its_way_to_a_drained_node_stays() -> None:
+    groups = [Group("a", "d", False, [0, 1])]
+    assert flat(steps_of(groups, [A], [], {}, ["d"])) == {0: (UNMARK, None), 1: (UNMARK, None)}
+
+
+def test_a_drained_node_parks_what_nobody_may_have() -> None:
+    assert flat(steps_of([Group("d", None, False, [0])], [], [], {}, ["d"])) == {0: (MARK, PARK)}
+    assert steps_of([Group("d", PARK, False, [0])], [], [], {}, ["d"]) == []
+    assert flat(steps_of([Group("d", PARK, True, [0])], [], [], {}, ["d"])) == {0: (FORCE, None)}
+    assert flat(steps_of([Group("d", PARK, False, [0])], [A], [], {}, ["d"])) == {0: (MARK, "a")}
+    pinned = flat(steps_of([Group("d", None, False, [0, 1])], [A], [], {1: ()}, ["d"]))
+    assert pinned == {0: (MARK, "a"), 1: (MARK, PARK)}
+
+
+def test_a_drained_node_that_is_undrained_keeps_what_it_still_has() -> None:
+    steps = flat(steps_of([Group("d", "a", False, [0, 1])], [A, Member("d")], [], {}))
+    assert list(steps.values()) == [(UNMARK, None)]
+
+
 def test_nobody_to_give_to() -> None:
     assert steps_of([Group(None, None, False, [0, 1])], [], [], {}) == []
 
@@ -89,8 +117,8 @@ def test_nobody_to_give_to() -> None:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from([None, "a", "b", "dead"]),
-            st.sampled_from([None, "a", "b", "c", "dead", PARK]),
+            st.sampled_from([None, "a", "b", "dead", "drained"]),
+            st.sampled_from([None, "a", "b", "c", "dead", "drained", PARK]),
             st.booleans(),
         ),
         min_size=1,
@@ -114,14 +142,14 @@ def test_carried_out_the_steps_lead_to_a_state_that_needs_none(
         return [Group(*key, tokens) for key, tokens in by.items()]
 
     for _ in range(3):
-        steps = steps_of(groups(), [A, B, C], [], pins)
+        steps = steps_of(groups(), [A, B, C], [], pins, ["drained"])
         flat(steps)
         for step in steps:
             for token in step.tokens:
                 node, mark, _ = state[token]
                 assert (node, mark) == (step.source, step.marked)
                 if step.kind in (GRANT, FORCE):
-                    assert (node in ("a", "b")) == (step.kind == FORCE)
+                    assert (node in ("a", "b", "drained")) == (step.kind == FORCE)
                     assert step.kind == GRANT or state[token][2], "a live owner lets go itself unless overdue"
                     state[token] = (step.target, None, False)
                 elif step.kind == MARK:
@@ -129,11 +157,12 @@ def test_carried_out_the_steps_lead_to_a_state_that_needs_none(
                 else:
                     state[token] = (node, None, False)
         for token, (node, mark, _) in state.items():  # every owner releases what it is asked for
-            if node in ("a", "b", "c") and mark is not None:
+            if node in ("a", "b", "c", "drained") and mark is not None:
                 state[token] = (mark or None, None, False)
-    assert steps_of(groups(), [A, B, C], [], pins) == []
+    assert steps_of(groups(), [A, B, C], [], pins, ["drained"]) == []
     owners = {token: node for token, (node, _, _) in state.items()}
     for token, node in owners.items():
+        assert node != "drained"
         assert node in (pins[token] or [None]) if token in pins else node is not None
 
 

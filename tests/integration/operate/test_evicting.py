@@ -1,0 +1,157 @@
+"""Nodes that are taken out, and nodes that are stopped first."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import Engine, text
+
+from jobsync_orm.exceptions import OperationRefused
+from jobsync_orm.naming import Names
+from jobsync_orm.operate import Member, Operations, Watched, drain, evict, expel, find_member
+from tests.integration.cluster import Cluster, wait_for
+
+NAMES = Names()
+
+
+def found(engine: Engine, node: str) -> Member:
+    member = find_member(engine, NAMES, node)
+    assert member is not None
+    return member
+
+
+def outcome(watched: Iterator[Watched]) -> str | None:
+    return list(watched)[-1].outcome
+
+
+def add(engine: Engine, name: str, **columns: object) -> None:
+    values = {"name": name, "state": "active", "timeout": 1, "age": 60, "rejoin": 0, **columns}
+    with engine.begin() as connection:
+        connection.execute(
+            text(
+                "INSERT INTO sync_node (name, incarnation, state, last_heartbeat, heartbeat_timeout_sec,"
+                " rejoin_grace_sec, host, pid) VALUES (:name, gen_random_uuid(), :state,"
+                " clock_timestamp() - :age * interval '1 second', :timeout, :rejoin, 'h', 7)"
+            ),
+            values,
+        )
+        connection.execute(
+            text(
+                "INSERT INTO sync_claim (task_id, token_id, node, incarnation, epoch)"
+                " SELECT name, 1, name, incarnation, 1 FROM sync_node WHERE name = :name"
+            ),
+            values,
+        )
+
+
+def claims(engine: Engine) -> int:
+    with engine.connect() as connection:
+        return connection.execute(text("SELECT count(*) FROM sync_claim")).scalar_one()
+
+
+def test_a_silent_node_is_watched_and_taken_out(engine: Engine) -> None:
+    """Where nobody leads."""
+    add(engine, "w9")
+    member = found(engine, "w9")
+    assert (member.lease_left_sec, member.process, member.drained, member.expelled) == (0.0, "h:7", False, False)
+    seen = list(evict(engine, NAMES, member))
+    assert seen[-1].outcome == "evicted"
+    assert max(one.still_sec for one in seen) > 1, "it has not been watched for its whole timeout"
+    assert find_member(engine, NAMES, "w9") is None
+    assert claims(engine) == 0
+
+
+def test_a_heartbeat_that_goes_on_is_respected(engine: Engine) -> None:
+    add(engine, "w9")
+    watched = evict(engine, NAMES, found(engine, "w9"))
+    assert next(watched).outcome is None
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE sync_node SET last_heartbeat = clock_timestamp()"))
+    assert outcome(watched) == "alive"
+    assert claims(engine) == 1
+
+
+def test_a_look_after_a_long_pause_is_no_evidence(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    add(engine, "w9")
+    watched = evict(engine, NAMES, found(engine, "w9"))
+    next(watched)
+    next(watched)
+    monkeypatch.setattr("jobsync_orm.operate.evicting.PATIENCE_SEC", 0)  # every pause counts as long
+    assert [next(watched).still_sec for _ in range(8)] == [0] * 8
+    assert find_member(engine, NAMES, "w9") is not None
+
+
+def test_the_rest_of_one_that_is_away_is_ended(engine: Engine) -> None:
+    add(engine, "w9", state="away", rejoin=3600, age=1)
+    assert outcome(evict(engine, NAMES, found(engine, "w9"))) == "evicted"
+    assert find_member(engine, NAMES, "w9") is None
+
+
+def test_one_that_would_rest_is_out_all_the_same(engine: Engine) -> None:
+    add(engine, "w9", rejoin=3600)
+    assert outcome(evict(engine, NAMES, found(engine, "w9"))) == "evicted"
+    assert find_member(engine, NAMES, "w9") is None
+
+
+def test_one_that_runs_hears_of_it_and_joins_anew(engine: Engine, cluster: Cluster) -> None:
+    cluster.start("w1")
+    worker = cluster.add("w2", CLAIM="300")
+    wait_for(lambda: worker.seen("ready"), "w2 is ready")
+    cluster.wait_shared("w1", "w2")
+    wait_for(lambda: claims(engine) > 0, "w2 has claims")
+    member = found(engine, "w2")
+    assert member.lease_left_sec > 0
+    expel(engine, NAMES, member)
+    assert outcome(evict(engine, NAMES, member)) == "rejoined"
+    assert found(engine, "w2").expelled is False
+    wait_for(lambda: claims(engine) == 0, "the claims of the earlier life are void")
+    wait_for(lambda: Operations(engine, NAMES).status().healthy, "all is well again")
+    cluster.wait_shared("w1", "w2")
+    assert cluster.overlaps() == {}
+    with pytest.raises(OperationRefused, match="joined anew just now"):
+        expel(engine, NAMES, member)
+
+
+def test_a_drained_one_gets_nothing_when_it_joins_anew(engine: Engine, cluster: Cluster) -> None:
+    cluster.start("w1", "w2")
+    assert drain(engine, NAMES, "w2", by="me")
+    member = found(engine, "w2")
+    assert member.drained
+    expel(engine, NAMES, member)
+    assert outcome(evict(engine, NAMES, member)) == "rejoined"
+    wait_for(
+        lambda: {n.node: n.owned for n in Operations(engine, NAMES).tokens().nodes} == {"w1": 10_000, "w2": 0},
+        "w1 has all",
+    )
+    cluster.wait_shared("w1")
+    assert cluster.overlaps() == {}
+
+
+def test_one_that_is_paused_loses_its_tokens_when_its_lease_has_ended(engine: Engine, cluster: Cluster) -> None:
+    cluster.start("w1", "w2")
+    member = found(engine, "w1")  # the leader
+    cluster.workers["w1"].signal(signal.SIGSTOP)
+    expel(engine, NAMES, member)
+    watched = evict(engine, NAMES, member)
+    assert outcome(watched) == "evicted"
+    cluster.wait_shared("w2")
+    cluster.workers["w1"].signal(signal.SIGCONT)
+    cluster.wait_shared("w1", "w2")
+    assert cluster.overlaps() == {}
+
+
+def test_two_that_evict_one_node_do_no_harm(engine: Engine) -> None:
+    add(engine, "w9")
+    member = found(engine, "w9")
+    outcomes: list[str | None] = []
+    threads = [
+        threading.Thread(target=lambda: outcomes.append(outcome(evict(engine, NAMES, member)))) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert outcomes == ["evicted"] * 3
