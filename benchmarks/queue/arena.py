@@ -38,6 +38,13 @@ class Worker:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
 
+    def stop(self, seconds: float = 10) -> None:
+        """Ask it to end, and wait; one that does not is killed."""
+        self.process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(seconds)
+        self.kill()
+
     def kill(self) -> None:
         """SIGKILL it, with what it has started."""
         with contextlib.suppress(ProcessLookupError):
@@ -59,12 +66,14 @@ class Arena:
         Module in ``peers``.
     config : str
         Name of the worker's settings.
+    beside : str
+        Part of the database's name, for several at a time.
     """
 
-    def __init__(self, peer: str, config: str = "default") -> None:
+    def __init__(self, peer: str, config: str = "default", beside: str = "") -> None:
         self.peer, self.config = peer, config
         self.module: ModuleType = importlib.import_module(f"benchmarks.queue.peers.{peer}")
-        self.database = f"bench_queue_{peer}"
+        self.database = f"bench_queue_{peer}{beside}"
         admin = os.environ["BENCH_DSN"]
         self.dsn = re.sub(r"/[^/?]*(\?.*)?$", f"/{self.database}", admin)
         with psycopg.connect(admin, autocommit=True) as connection:
@@ -96,11 +105,21 @@ class Arena:
         finally:
             producer.close()
 
-    def load(self, jobs: int) -> None:
+    def fill(self, rows: int, kind: str) -> None:
+        """Put ``rows`` rows that are ``finished``, or ``future`` ones, beside the jobs."""
+        with self.connect() as connection:
+            self.module.fill(connection, rows, kind)
+
+    def load(self, jobs: int, settle: bool = True) -> None:
         """Enqueue ``jobs`` jobs, then let the server settle."""
         with self.producer() as producer:
             for first in range(0, jobs, 1000):
                 producer.bulk(range(first, min(first + 1000, jobs)))
+        if settle:
+            self.settle()
+
+    def settle(self) -> None:
+        """What a server has done by itself after a while, done now, so that it does not come in between."""
         with self.connect() as connection:
             connection.execute("VACUUM ANALYZE")
             connection.execute("CHECKPOINT")
@@ -120,14 +139,25 @@ class Arena:
         self.workers.append(Worker(process))
         return self.workers[-1]
 
+    def clear(self) -> None:
+        """End the workers, and forget what they have told."""
+        while self.workers:
+            self.workers.pop().stop()
+        self.told.forget()
+
     def wait_for(self, jobs: int, seconds: float = 300) -> None:
         """Until ``jobs`` jobs have run and the database says that none is left."""
         deadline = time.monotonic() + seconds
-        while self.told.totals()[0] < jobs:
-            self._check(deadline, jobs)
+        self.wait_for_runs(jobs, seconds)
         with self.connect() as connection:
             while connection.execute(self.module.WAITING).fetchone() != (False,):
                 self._check(deadline, jobs)
+
+    def wait_for_runs(self, jobs: int, seconds: float = 300) -> None:
+        """Until ``jobs`` jobs have run."""
+        deadline = time.monotonic() + seconds
+        while self.told.totals()[0] < jobs:
+            self._check(deadline, jobs)
 
     def _check(self, deadline: float, jobs: int) -> None:
         if time.monotonic() > deadline or all(worker.process.poll() is not None for worker in self.workers):

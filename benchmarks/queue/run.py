@@ -1,7 +1,7 @@
 """Measure the queue beside other libraries', on one server, in turns, and write docs/benchmarks-queue.md.
 
-``make bench-queue`` calls this in an environment that has them all. Two passes over each step, so that no peer is
-always first; ``--only`` names steps, prints the table and writes no page. A page can be put together from several
+``make bench-queue`` calls this in an environment that has them all. Three passes over the short steps, so that no peer
+is always first; ``--only`` names steps, prints the table and writes no page. A page can be put together from several
 runs' results: ``--page results.jsonl ...``.
 """
 
@@ -28,6 +28,8 @@ def measure(steps: list[str], passes: int, out: Path) -> None:
     for number in range(passes):
         for name in steps:
             step = STEPS[name]
+            if step.once and number:
+                continue
             pairs = list(step.pairs) if number % 2 == 0 else list(reversed(step.pairs))
             for peer, config in pairs:
                 print(f"{time.strftime('%H:%M:%S')} {name} {peer} ({config})", flush=True)
@@ -45,7 +47,7 @@ def measure(steps: list[str], passes: int, out: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", metavar="STEP,...", help=f"some of {', '.join(STEPS)}")
-    parser.add_argument("--passes", type=int, default=2)
+    parser.add_argument("--passes", type=int, default=3)
     parser.add_argument("--page", nargs="+", type=Path, metavar="RESULTS", help="write the page of these results")
     arguments = parser.parse_args()
     if arguments.page:

@@ -69,6 +69,11 @@ class Reader:
 
     folder: Path
 
+    def forget(self) -> None:
+        """Delete what those have told that have ended."""
+        for path in (*self.folder.glob("*.bin"), *self.folder.glob("*.log")):
+            path.unlink()
+
     def totals(self) -> tuple[int, float, float]:
         """Jobs run, and the first and the last moment (0 if none)."""
         heads = [HEAD.unpack(path.read_bytes()[: HEAD.size]) for path in self.folder.glob("*.bin")]

@@ -11,22 +11,33 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.queue.arena import Arena
+from benchmarks.queue.endurance import crowd, memory, snapshot
 
 __all__ = ["STEPS", "Step"]
 
 Line = dict[str, Any]
 
-# Enough for the fastest to take a second or two.
-DRAINED = {"ours": 40_000, "pgqueuer": 20_000, "procrastinate": 1_500}
-CROWD = 1_000_000
+# Jobs of a configuration: as many as it does in two or three seconds.
+DRAINED = {
+    ("ours", "default"): 50_000,
+    ("ours", "one thread"): 50_000,
+    ("pgqueuer", "default"): 10_000,
+    ("pgqueuer", "batch 1000, pool of 4"): 40_000,
+    ("procrastinate", "default"): 1_000,
+    ("procrastinate", "concurrency 10"): 1_000,
+}
 
 
 @dataclass(frozen=True)
 class Step:
-    """A measurement: which (peer, configuration) pairs take part, and what is done with each."""
+    """A measurement: which (peer, configuration) pairs take part, and what is done with each.
+
+    ``once``: not in each pass, as it takes long, or takes turns by itself.
+    """
 
     pairs: Sequence[tuple[str, str]]
     measure: Callable[[str, str], Iterator[Line]]
+    once: bool = False
 
 
 def _rate(arena: Arena, jobs: int, workers: int = 1) -> float:
@@ -40,12 +51,10 @@ def _rate(arena: Arena, jobs: int, workers: int = 1) -> float:
 def drain(peer: str, config: str) -> Iterator[Line]:
     """No-op jobs that are there already, with one worker process and with two."""
     for workers in (1, 2):
+        jobs = DRAINED[peer, config]
         with Arena(peer, config) as arena:
-            arena.load(DRAINED[peer])
-            yield {
-                "what": f"drain, {workers} worker{'s' * (workers > 1)}",
-                "value": _rate(arena, DRAINED[peer], workers),
-            }
+            arena.load(jobs)
+            yield {"what": f"drain, {workers} worker{'s' * (workers > 1)}", "value": _rate(arena, jobs, workers)}
 
 
 def enqueue(peer: str, config: str) -> Iterator[Line]:
@@ -65,8 +74,8 @@ def enqueue(peer: str, config: str) -> Iterator[Line]:
 
 
 def latency(peer: str, config: str) -> Iterator[Line]:
-    """From the return of enqueue to the job's start, one job each 0.1 s, an idle worker."""
-    warm, jobs = 5, 300
+    """From the return of enqueue to the job's start, one job each 0.05 s, an idle worker."""
+    warm, jobs = 5, 350
     with Arena(peer, config) as arena, arena.producer() as producer:
         arena.start(numbers=warm + jobs)
         for number in range(warm):
@@ -78,54 +87,12 @@ def latency(peer: str, config: str) -> Iterator[Line]:
             time.sleep(max(0.0, due - time.monotonic()))
             producer.one(number)
             returned[number] = time.monotonic()
-            due += 0.1
+            due += 0.05
         arena.wait_for(warm + jobs)
         starts = arena.told.starts(warm + jobs)
         waits = sorted((starts[n] - returned[n]) * 1000 for n in range(warm, warm + jobs))
         for name, share in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99)):
             yield {"what": f"pick-up when idle, {name}, ms", "value": waits[int(share * len(waits))]}
-
-
-def crowd(peer: str, config: str) -> Iterator[Line]:
-    """Drain beside no, finished and future rows."""
-    jobs = min(DRAINED[peer], 20_000)
-    alone = 0.0
-    for kind in ("", "finished", "future"):
-        with Arena(peer, config) as arena:
-            if kind:
-                with arena.connect() as connection:
-                    arena.module.fill(connection, CROWD, kind)
-            arena.load(jobs)
-            rate = _rate(arena, jobs)
-        if not kind:
-            alone = rate
-        else:
-            yield {"what": f"drain beside {CROWD:,} {kind} rows, against none", "value": rate / alone, "rate": rate}
-
-
-def snapshot(peer: str, config: str) -> Iterator[Line]:
-    """Drain of 100,000 jobs while another session holds a snapshot: the last tenth, against the same without."""
-    jobs = 100_000
-    rates = []
-    for held in (False, True):
-        with Arena(peer, config) as arena, arena.connect() as connection:
-            if held:
-                connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-                connection.execute("SELECT count(*) FROM pg_class")
-            with arena.producer() as producer:
-                for first in range(0, jobs, 1_000):
-                    producer.bulk(range(first, first + 1_000))
-            arena.start()
-            while (ran := arena.told.totals()[0]) < 0.9 * jobs:
-                arena.workers[0].process.poll()
-                time.sleep(0.01)
-            begun = time.monotonic()
-            arena.wait_for(jobs)
-            rates.append((jobs - ran) / (time.monotonic() - begun))
-    yield {
-        "what": "drain under a held snapshot, last tenth of 100,000, against none held",
-        "value": rates[1] / rates[0],
-    }
 
 
 def crash(peer: str, config: str) -> Iterator[Line]:
@@ -194,20 +161,6 @@ def producers(peer: str, config: str) -> Iterator[Line]:
     yield {"what": "64 producers' commits with wake-ups, against without", "value": with_ / without, "rate": with_}
 
 
-def memory(peer: str, config: str) -> Iterator[Line]:
-    """A million no-op jobs: the worker's memory at the end, against after a tenth."""
-    jobs = 1_000_000
-    with Arena(peer, config) as arena:
-        arena.load(jobs)
-        worker = arena.start()
-        while arena.told.totals()[0] < jobs / 10:
-            time.sleep(0.1)
-        early = worker.rss_mb()
-        arena.wait_for(jobs, seconds=900)
-        late = worker.rss_mb()
-    yield {"what": "worker's memory after 1,000,000 jobs, against after 100,000", "value": late / early, "mb": late}
-
-
 BEST = [("ours", "default"), ("pgqueuer", "batch 1000, pool of 4")]
 DEFAULTS = [("ours", "default"), ("pgqueuer", "default"), ("procrastinate", "default")]
 
@@ -215,9 +168,9 @@ STEPS = {
     "drain": Step([*DEFAULTS, ("ours", "one thread"), BEST[1], ("procrastinate", "concurrency 10")], drain),
     "enqueue": Step(DEFAULTS, enqueue),
     "latency": Step(DEFAULTS, latency),
-    "crowd": Step(BEST, crowd),
-    "snapshot": Step(BEST, snapshot),
-    "crash": Step(DEFAULTS[:2], crash),
-    "producers": Step(DEFAULTS[:1], producers),
-    "memory": Step(DEFAULTS[:1], memory),
+    "crowd": Step(BEST, crowd, once=True),
+    "snapshot": Step(BEST, snapshot, once=True),
+    "crash": Step(DEFAULTS[:2], crash, once=True),
+    "producers": Step(DEFAULTS[:1], producers, once=True),
+    "memory": Step(DEFAULTS[:1], memory, once=True),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -77,6 +78,21 @@ def work(dsn: str, settings: dict[str, Any]) -> None:
     queue = JobQueue(CoordinationConfig(url=_url(dsn)))
     queue.register("noop", lambda ctx, i, pad, s: hit(i, s))
     JobWorker(queue, **settings).run()
+
+
+def figures(dsn: str, times: int) -> list[float]:
+    """How long ``stats()`` takes, in ms, so many times; once before, for the connection."""
+    engine = create_engine(_url(dsn))
+    queue = JobQueue(engine=engine)
+    queue.stats()
+    took = []
+    for _ in range(times):
+        begun = time.perf_counter()
+        queue.stats()
+        took.append((time.perf_counter() - begun) * 1000)
+    queue.dispose()
+    engine.dispose()
+    return took
 
 
 def fill(connection: Connection[Any], rows: int, kind: str) -> None:
