@@ -15,7 +15,8 @@ from __future__ import annotations
 import datetime
 import json
 from collections import Counter
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
 
@@ -161,7 +162,9 @@ class BulkCalls(EnqueueCalls):
             if not texts:
                 return []
             try:
-                ids, state = self._bulk.of_a_type(connection, columns, rows)
+                with self._enqueuing(columns["type"], len(texts)) as written:
+                    ids, state = self._bulk.of_a_type(connection, columns, rows)
+                    written(ids)
             except DBAPIError as error:
                 if (told := self._not_ready(error)) is None:
                     raise
@@ -188,7 +191,9 @@ class BulkCalls(EnqueueCalls):
             if not given:
                 return []
             try:
-                ids, new = self._bulk.of_many(connection, given)
+                with self._enqueuing(given[0]["type"], len(given)) as written:
+                    ids, new = self._bulk.of_many(connection, given)
+                    written(ids)
             except DBAPIError as error:
                 if (told := self._not_ready(error)) is None:
                     raise
@@ -206,6 +211,15 @@ class BulkCalls(EnqueueCalls):
             return ids
 
         return at(where, put)
+
+    @contextmanager
+    def _enqueuing(self, type: str, many: int) -> Iterator[Callable[[list[int]], None]]:
+        """The span of a call; one of several types is named by the first."""
+        if self.tracing is None:
+            yield lambda ids: None
+            return
+        with self.tracing.enqueuing(type, many) as span:
+            yield span.written
 
     def _tell(
         self, place: Session | Connection, connection: Connection, lanes: set[Any], blocked: Iterable[int]

@@ -23,6 +23,7 @@ from jobsync_orm.queue.options import LONGEST_SEC
 from jobsync_orm.queue.statements import QueueStatements
 from jobsync_orm.sqlstates import sqlstate
 from jobsync_orm.status import WITHIN
+from jobsync_orm.tracing import Tracing
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -84,6 +85,8 @@ class QueueCore:
         self.check_types = bool(check_types)
         self.wakes = bool(wake)
         self.handlers: dict[str, Handler] = {}
+        self.tracing: Tracing | None = None
+        """Who makes spans of what this process does with the queue; see :mod:`jobsync_orm.tracing`."""
         self.audience = Audience()
         """Who is told what this process does with the queue; see :mod:`jobsync_orm.observe`."""
         self.session_factory = session_factory

@@ -250,8 +250,14 @@ class EnqueueCalls(QueueCore):
     def _inserted(
         self, insert: Callable[[Connection, dict[str, str]], Enqueued], connection: Connection, columns: dict[str, str]
     ) -> Enqueued:
+        tracing = self.tracing
         try:
-            return insert(connection, columns)
+            if tracing is None:
+                return insert(connection, columns)
+            with tracing.enqueuing(columns["type"], 1) as span:
+                job = insert(connection, columns)
+                span.written([job.id])
+                return job
         except DBAPIError as error:
             if (told := self._not_ready(error)) is None:
                 raise

@@ -66,6 +66,15 @@ def execute(queue: QueueCore, handler: Handler, job: ClaimedJob, context: JobCon
         Whoever runs the process wants it to end. Everything else that a handler raises, SystemExit too, is how the
         attempt ended.
     """
+    if queue.tracing is None:
+        return _execute(queue, handler, job, context)
+    with queue.tracing.running(job, context.worker) as span:
+        ending = _execute(queue, handler, job, context)
+        span.ended(ending.outcome.value, ending.error)
+        return ending
+
+
+def _execute(queue: QueueCore, handler: Handler, job: ClaimedJob, context: JobContext) -> Ending:
     began = monotonic()
     try:
         if handler.payload is None:
@@ -99,6 +108,15 @@ async def execute_async(queue: QueueCore, handler: Handler, job: ClaimedJob, con
     KeyboardInterrupt
         Whoever runs the process wants it to end.
     """
+    if queue.tracing is None:
+        return await _execute_async(queue, handler, job, context)
+    with queue.tracing.running(job, context.worker) as span:
+        ending = await _execute_async(queue, handler, job, context)
+        span.ended(ending.outcome.value, ending.error)
+        return ending
+
+
+async def _execute_async(queue: QueueCore, handler: Handler, job: ClaimedJob, context: JobContext) -> Ending:
     began = monotonic()
     context.is_async = True
     try:

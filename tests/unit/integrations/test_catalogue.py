@@ -59,6 +59,7 @@ def test_attempts() -> None:
     ("module", "package", "extra"),
     [
         ("prometheus", "prometheus_client", "prometheus"),
+        ("opentelemetry", "opentelemetry", "opentelemetry"),
     ],
 )
 def test_without_the_package_the_error_names_the_extra(module: str, package: str, extra: str) -> None:
