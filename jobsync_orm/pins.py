@@ -27,7 +27,7 @@ from jobsync_orm.like import can_meet, compile_pattern
 from jobsync_orm.naming import Names
 from jobsync_orm.sqlstates import repeated
 
-__all__ = ["Pin", "PinBoard", "patterns_of"]
+__all__ = ["Pin", "PinBoard", "check_conflicts", "patterns_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class PinBoard:
             connection.execute(self._serialise)
             stored = connection.execute(self._present, {"tokens": tokens})
             others = [Pin(row[1], row[0], tuple(row[2]), None) for row in stored if row[1] not in latest]
-            _check_conflicts(others, latest.values())
+            check_conflicts(others, latest.values())
             values = {"pins": pins_json, "node": self._node, "days": expires_in_days or None, "ephemeral": ephemeral}
             connection.execute(self._store, values)
         self._tell()
@@ -171,8 +171,21 @@ class PinBoard:
             return [dict(row._mapping) for row in connection.execute(self._list)]
 
 
-def _check_conflicts(present: Iterable[Pin], new: Iterable[Pin]) -> None:
-    """Refuse pins of which no node name could satisfy both."""
+def check_conflicts(present: Iterable[Pin], new: Iterable[Pin]) -> None:
+    """Refuse pins of which no node name could satisfy both.
+
+    Parameters
+    ----------
+    present : iterable of Pin
+        Those that are there.
+    new : iterable of Pin
+        Those that are to be; they are compared with those and with each other.
+
+    Raises
+    ------
+    LockConflict
+        It names the token and both tasks.
+    """
     by_token: dict[int, dict[tuple[str, ...], str]] = {}
     for pin in present:
         by_token.setdefault(pin.token_id, {}).setdefault(pin.patterns, pin.task_id)

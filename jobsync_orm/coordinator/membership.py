@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from jobsync_orm.config import CoordinationConfig
+from jobsync_orm.coordinator.admission import check_settings
 from jobsync_orm.coordinator.clock import SYSTEM, Clock
 from jobsync_orm.coordinator.observation import FREED_GRACES, Seen, parse_seen
 from jobsync_orm.coordinator.session import Row, Session
@@ -107,6 +108,8 @@ class Membership:
         NodeNameInUse
             A process of this name is alive: its heartbeat advanced while it was watched; or ``deadline`` (on this
             process's clock) has passed while its session still held the lock.
+        ClusterMismatch
+            The cluster has another number of tokens by now.
         """
         locked = False
         watched: tuple[Row, float] | None = None
@@ -164,9 +167,11 @@ class Membership:
             socket.gethostname(),
             os.getpid(),
             self._version,
+            config.total_tokens,
             timeout=self.answer_sec,
         )
         if not rows:
+            check_settings(config, session.execute(self._sql.cluster, timeout=self.answer_sec)[0][:3])
             return False
         self.incarnation = incarnation
         session.execute(self._sql.void_claims, self.name, incarnation, timeout=self.answer_sec)

@@ -143,9 +143,10 @@ class Statements:
             " last_heartbeat BETWEEN pg_catalog.pg_postmaster_start_time() AND clock_timestamp()"
             f" FROM {node} WHERE name = $1::text"
         )
+        # It names the number of tokens: no process that was paused while that was changed joins with the old one.
         self.register = f"""
             WITH c AS (
-                UPDATE {cluster} SET epoch = epoch + 1, revision = revision + 1
+                UPDATE {cluster} SET epoch = epoch + 1, revision = revision + 1 WHERE total_tokens = $14::int
                 RETURNING epoch, coalesce(rest_until > clock_timestamp(), false) AS rests),
             me AS (
                 INSERT INTO {node} AS n (name, ordinal, incarnation, registered_at, join_epoch, last_heartbeat,

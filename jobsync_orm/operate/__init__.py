@@ -19,11 +19,13 @@ from __future__ import annotations
 
 from jobsync_orm.operate.as_json import as_json
 from jobsync_orm.operate.cluster import Operations
+from jobsync_orm.operate.dependents import TokenColumn
 from jobsync_orm.operate.draining import Remaining, drain, undrain, watch_drain
 from jobsync_orm.operate.evicting import Member, Watched, evict, expel, find_member
 from jobsync_orm.operate.picture import ClusterStatus, DrainOrder, NodeStatus, NodeTokens, Rebalance, TokenStatus
 from jobsync_orm.operate.pins import StoredPin, add_pin, list_pins
 from jobsync_orm.operate.planning import PlannedLoad, PlannedMove, Preview, plan_soon, preview
+from jobsync_orm.operate.resharding import Resharded, Survey, reshard, survey
 from jobsync_orm.operate.tasks import Explanation, PatternMatch, PinOnToken, TaskClaim, TaskPlace, explain, where
 from jobsync_orm.operate.trail import AuditEntry, read_audit
 
@@ -43,9 +45,12 @@ __all__ = [
     "Preview",
     "Rebalance",
     "Remaining",
+    "Resharded",
     "StoredPin",
+    "Survey",
     "TaskClaim",
     "TaskPlace",
+    "TokenColumn",
     "TokenStatus",
     "Watched",
     "add_pin",
@@ -59,6 +64,8 @@ __all__ = [
     "plan_soon",
     "preview",
     "read_audit",
+    "reshard",
+    "survey",
     "undrain",
     "watch_drain",
     "where",

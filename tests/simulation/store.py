@@ -298,7 +298,10 @@ class Store:
         host: str,
         pid: str,
         version: str,
+        total_tokens: str,
     ) -> list[Row]:
+        if int(total_tokens) != len(self.now.tokens):
+            return []
         epoch = self._next_epoch(members=True)
         self._ordinal += 1
         old = self.now.nodes.get(name)

@@ -424,7 +424,7 @@ class Driver:
         replaced = (self.life(name), side.beats.get(name)) if rng.random() < 0.8 else (None, None)
         new = str(uuid.UUID(int=rng.getrandbits(128)))
         settings = (rng.random() < 0.8, rng.choice((1.4 * UNIT, 2.4 * UNIT)), 0.5, rng.choice((0.0, 1.4 * UNIT)))
-        return name, new, *replaced, 1, *settings, "{}", "h", 1, "0"
+        return name, new, *replaced, 1, *settings, "{}", "h", 1, "0", TOKENS + (rng.random() < 0.1)
 
     def _beat(self, side: Side) -> tuple[Any, ...]:
         name = self.rng.choice(NODES)

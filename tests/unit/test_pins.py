@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jobsync_orm import InvalidPattern, LockConflict
-from jobsync_orm.pins import Pin, _check_conflicts, patterns_of
+from jobsync_orm.pins import Pin, check_conflicts, patterns_of
 
 
 def pin(task: str, *patterns: str, token: int = 7) -> Pin:
@@ -24,17 +24,17 @@ def test_patterns_that_cannot_be(patterns: object) -> None:
 
 
 def test_pins_on_different_tokens_never_conflict() -> None:
-    _check_conflicts([pin("a", "x", token=1)], [pin("b", "y", token=2)])
+    check_conflicts([pin("a", "x", token=1)], [pin("b", "y", token=2)])
 
 
 def test_pins_that_some_name_satisfies_do_not_conflict() -> None:
-    _check_conflicts([pin("a", "gpu-1", "cpu-%")], [pin("b", "gpu-2", "%-7")])
+    check_conflicts([pin("a", "gpu-1", "cpu-%")], [pin("b", "gpu-2", "%-7")])
 
 
 def test_conflict_with_a_stored_pin_and_within_one_batch() -> None:
     with pytest.raises(LockConflict) as stored:
-        _check_conflicts([pin("a", "gpu-%")], [pin("c", "x", token=1), pin("b", "cpu-%")])
+        check_conflicts([pin("a", "gpu-%")], [pin("c", "x", token=1), pin("b", "cpu-%")])
     assert (stored.value.token_id, stored.value.task_ids) == (7, ("b", "a"))
     assert "'a' ['gpu-%']" in str(stored.value)
     with pytest.raises(LockConflict):
-        _check_conflicts([], [pin("a", "gpu-%"), pin("b", "cpu-%")])
+        check_conflicts([], [pin("a", "gpu-%"), pin("b", "cpu-%")])

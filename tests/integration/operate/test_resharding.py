@@ -1,0 +1,296 @@
+"""Another number of tokens, with everything that hangs on it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import pytest
+from sqlalchemy import URL, Engine, Identity, String, create_engine, text
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+from jobsync_orm import CoordinationConfig, Job, JobQueue, TokenOwned, migrate
+from jobsync_orm.exceptions import ClusterMismatch, ConfigurationError, LockConflict, OperationRefused
+from jobsync_orm.hashing import task_to_token
+from jobsync_orm.migrate.fence import create_ownership_fence
+from jobsync_orm.naming import Names
+from jobsync_orm.operate import Operations, Resharded, add_pin, evict, find_member, list_pins, reshard, survey
+from tests.integration.cluster import QUICK, Cluster, wait_for
+
+NAMES = Names()
+OLD, NEW = 10_000, 700
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Item(TokenOwned, Base):
+    __tablename__ = "item"
+    __token_key__ = "sku"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    sku: Mapped[str] = mapped_column(String(40))
+    touched: Mapped[int] = mapped_column(default=0)
+
+
+class Order(TokenOwned, Base):
+    __tablename__ = 'the "order"'
+    __token_key__ = "id"
+    id: Mapped[int] = mapped_column(Identity(always=True), primary_key=True)
+
+
+TRIGGERS = """
+    CREATE FUNCTION count_it() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN NEW.touched := NEW.touched + 1; RETURN NEW; END $$;
+    CREATE TRIGGER on_one BEFORE UPDATE ON item FOR EACH ROW EXECUTE FUNCTION count_it();
+    CREATE TRIGGER on_always BEFORE UPDATE ON item FOR EACH ROW EXECUTE FUNCTION count_it();
+    CREATE TRIGGER off BEFORE UPDATE ON item FOR EACH ROW EXECUTE FUNCTION count_it();
+    ALTER TABLE item ENABLE ALWAYS TRIGGER on_always;
+    ALTER TABLE item DISABLE TRIGGER off;
+    CREATE TABLE parted (sku text, token_id int GENERATED ALWAYS AS (sync_token_of(sku)) STORED)
+        PARTITION BY HASH (sku);
+    CREATE TABLE parted_0 PARTITION OF parted FOR VALUES WITH (MODULUS 2, REMAINDER 0);
+    CREATE TABLE parted_1 PARTITION OF parted FOR VALUES WITH (MODULUS 2, REMAINDER 1);
+    INSERT INTO parted SELECT 'p' || n FROM generate_series(1, 200) n;
+"""
+
+
+@pytest.fixture
+def tables(engine: Engine) -> Engine:
+    Base.metadata.create_all(engine)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(TRIGGERS)
+        connection.execute(text("CREATE INDEX ON item (token_id)"))
+    with Session(engine) as session:
+        session.add_all(Item(sku=f"A{n}") for n in range(3000))
+        session.add_all(Order() for _ in range(100))
+        session.commit()
+    create_ownership_fence(engine, Order.__tablename__, undeclared="refuse")
+    return engine
+
+
+def wrong(engine: Engine) -> int:
+    """Rows whose token is not that of their key."""
+    with engine.connect() as connection:
+        return sum(
+            connection.execute(
+                text(f"SELECT count(*) FROM {table} WHERE token_id <> sync_token_of({key}\\:\\:text)")
+            ).scalar_one()
+            for table, key in (("item", "sku"), ('"the ""order"""', "id"), ("parted", "sku"), ("sync_job", "key"))
+        )
+
+
+def scalar(engine: Engine, sql: str) -> object:
+    with engine.connect() as connection:
+        return connection.execute(text(sql)).scalar_one()
+
+
+def state(engine: Engine) -> tuple[object, ...]:
+    return (
+        scalar(engine, "SELECT total_tokens FROM sync_cluster"),
+        scalar(engine, "SELECT count(*) FROM sync_token"),
+        scalar(engine, "SELECT sync_token_of('A1')"),
+        scalar(engine, "SELECT sum(token_id) FROM item"),
+        scalar(engine, "SELECT string_agg(tgname || tgenabled\\:\\:text, ',' ORDER BY tgname) FROM pg_trigger"),
+        scalar(engine, "SELECT string_agg(attidentity\\:\\:text, ',') FROM pg_attribute WHERE attidentity <> ''"),
+    )
+
+
+def test_everything_that_holds_a_token_gets_its_new_one(database: URL, tables: Engine) -> None:
+    queue = JobQueue(engine=tables)
+    with Session(tables) as session:
+        for n in range(20):
+            queue.enqueue(session, "work", {}, key=f"k{n}")
+        queue.enqueue(session, "work", {})
+        session.commit()
+    add_pin(tables, NAMES, "A1", "gpu-%", created_by="me")
+    before = state(tables)
+    seen = survey(tables, NAMES, NEW)
+    assert (seen.total_before, seen.total_after, seen.nodes, seen.obstacles) == (OLD, NEW, (), ())
+    assert [table.table for table in seen.tables] == [
+        'public."the ""order"""',
+        "public.item",
+        "public.parted_0",
+        "public.parted_1",
+    ]
+    assert state(tables) == before, "a survey changes nothing"
+
+    told: list[tuple[int, int, str]] = []
+    done = reshard(tables, NAMES, NEW, lambda *progress: told.append(progress))
+    assert (done.total_before, done.total_after, done.tables) == (OLD, NEW, 4)
+    assert 2800 < done.rows <= 3300, "all but those few whose token is the same"
+    assert 0 < done.jobs <= 20
+    assert told[-1][0] == told[-1][1]
+    assert [at for at, *_ in told] == sorted(at for at, *_ in told)
+
+    assert wrong(tables) == 0
+    assert scalar(tables, "SELECT token_id FROM item WHERE sku = 'A1'") == task_to_token("A1", NEW)
+    assert state(tables)[:2] == (NEW, NEW)
+    assert scalar(tables, "SELECT max(token_id) FROM sync_token") == NEW - 1
+    assert scalar(tables, "SELECT count(*) FROM item WHERE touched <> 0") == 0, "triggers are not for this"
+    assert state(tables)[4:] == before[4:], "triggers and identities are as they were"
+    (pin,) = list_pins(tables, NAMES)
+    assert pin.token_id == task_to_token("A1", NEW)
+    assert migrate.check(tables, total_tokens=NEW) == []
+    with tables.begin() as connection:
+        connection.execute(text("INSERT INTO item (sku, touched) VALUES ('new', 0)"))
+    assert wrong(tables) == 0
+
+    with pytest.raises(ClusterMismatch, match="total_tokens"), Job("w1", CoordinationConfig(url=database, **QUICK)):
+        pass
+    with Job("w1", CoordinationConfig(url=database, total_tokens=NEW, **QUICK)) as job:
+        wait_for(lambda: Operations(tables, NAMES).tokens().owned == NEW - 1, "all but the pinned one")
+        assert not job.can_claim_task("A1")
+        mine = scalar(tables, "SELECT count(*) FROM item i JOIN sync_token t USING (token_id) WHERE t.node = 'w1'")
+        assert mine == sum(job.can_claim_task(f"A{n}") for n in range(3000)) + job.can_claim_task("new")
+
+
+def test_there_and_back(tables: Engine) -> None:
+    before = state(tables)
+    reshard(tables, NAMES, 25_000)
+    assert wrong(tables) == 0
+    assert state(tables)[:2] == (25_000, 25_000)
+    epochs = scalar(tables, "SELECT min(epoch) FROM sync_token")
+    reshard(tables, NAMES, OLD)
+    assert state(tables) == before
+    assert scalar(tables, "SELECT min(epoch) FROM sync_token") > epochs  # type: ignore[operator]
+    same = reshard(tables, NAMES, OLD)
+    assert same == Resharded(OLD, OLD, 0, 0, 0, same.took_sec)
+
+
+def test_double_the_tokens_moves_half_of_the_rows(tables: Engine) -> None:
+    done = reshard(tables, NAMES, 2 * OLD)
+    assert 1300 < done.rows < 1900
+    assert wrong(tables) == 0
+
+
+def test_parts_of_a_table(tables: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jobsync_orm.operate.resharding.PAGES", 3)
+    told: list[int] = []
+    reshard(tables, NAMES, NEW, lambda at, *_: told.append(at))
+    assert len(set(told)) > 8
+    assert wrong(tables) == 0
+
+
+def test_refused_while_a_node_is_registered(tables: Engine, job: Job) -> None:
+    before = state(tables)
+    assert survey(tables, NAMES, NEW).nodes == ("w1",)
+    with pytest.raises(OperationRefused, match=r"1 nodes are registered \(w1\): stop every worker"):
+        reshard(tables, NAMES, NEW)
+    assert state(tables) == before
+
+
+@pytest.mark.parametrize(
+    ("sql", "message"),
+    [
+        ("CREATE INDEX by_function ON item (sync_token_of(sku))", "index by_function keeps tokens"),
+        ("ALTER TABLE item ADD CONSTRAINT k CHECK (sync_token_of(sku) >= 0)", "constraint k of item keeps tokens"),
+        ("CREATE MATERIALIZED VIEW m AS SELECT sync_token_of(sku) FROM item", "materialized view m keeps tokens"),
+    ],
+)
+def test_what_keeps_tokens_elsewhere_is_named(tables: Engine, sql: str, message: str) -> None:
+    with tables.begin() as connection:
+        connection.exec_driver_sql(sql)
+    before = state(tables)
+    assert [message in obstacle for obstacle in survey(tables, NAMES, NEW).obstacles] == [True]
+    with pytest.raises(OperationRefused, match=message):
+        reshard(tables, NAMES, NEW)
+    assert state(tables) == before
+
+
+def test_another_role_is_told_what_it_does_not_own(database: URL, tables: Engine) -> None:
+    role = f"reader_{database.database}"
+    with tables.begin() as connection:
+        connection.execute(text(f"CREATE ROLE {role} LOGIN"))
+        connection.execute(text(f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {role}"))
+    other = create_engine(database.set(username=role))
+    obstacles = survey(other, NAMES, NEW).obstacles
+    other.dispose()
+    with tables.begin() as connection:
+        connection.execute(text(f"DROP OWNED BY {role}"))
+        connection.execute(text(f"DROP ROLE {role}"))
+    assert 'this role does not own the function "sync_token_of"(text)' in obstacles
+    assert "this role does not own public.item" in obstacles
+
+
+def test_pins_that_would_meet_are_named(tables: Engine) -> None:
+    first, second = "x", next(f"y{n}" for n in range(10_000) if task_to_token(f"y{n}", 7) == task_to_token("x", 7))
+    add_pin(tables, NAMES, first, "gpu-%", created_by="me")
+    add_pin(tables, NAMES, second, "cpu-%", created_by="me")
+    before = state(tables)
+    with pytest.raises(LockConflict):
+        reshard(tables, NAMES, 7)
+    assert state(tables) == before
+
+
+def test_a_failure_in_the_middle_changes_nothing(tables: Engine) -> None:
+    with tables.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE item ADD CONSTRAINT few CHECK (token_id < 10000)")
+    before = state(tables)
+    with pytest.raises(IntegrityError):
+        reshard(tables, NAMES, 25_000)
+    assert state(tables) == before
+
+    def interrupt(at: int, all: int, what: str) -> None:
+        if what == "tokens and pins":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        reshard(tables, NAMES, NEW, interrupt)
+    assert state(tables) == before
+
+
+def test_who_writes_meanwhile_waits_and_gets_a_new_token(tables: Engine) -> None:
+    started, threads = threading.Event(), []
+
+    def insert() -> None:
+        with tables.begin() as connection:
+            started.set()
+            connection.execute(text("INSERT INTO item (sku, touched) VALUES ('meanwhile', 0)"))
+
+    def meanwhile(at: int, all: int, what: str) -> None:
+        if not threads:
+            threads.append(threading.Thread(target=insert))
+            threads[0].start()
+            started.wait(10)
+            assert scalar(tables, "SELECT count(*) FROM item") == 3000, "who reads does not wait"
+            waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'item'\\:\\:regclass"
+            wait_for(lambda: scalar(tables, waits), "it waits")
+
+    reshard(tables, NAMES, NEW, meanwhile)
+    threads[0].join(10)
+    assert scalar(tables, "SELECT count(*) FROM item") == 3001
+    assert wrong(tables) == 0
+
+
+def test_a_table_in_use_is_not_waited_for_without_end(tables: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jobsync_orm.operate.resharding.LOCK_SEC", 1)
+    before = state(tables)
+    with tables.connect() as writer:
+        writer.execute(text("UPDATE item SET touched = 0 WHERE sku = 'A1'"))
+        with pytest.raises(OperationRefused, match="somebody holds a lock for longer than 1 s"):
+            reshard(tables, NAMES, NEW)
+    assert state(tables) == before
+
+
+def test_a_worker_that_was_paused_all_the_time_says_no_from_then_on(tables: Engine, cluster: Cluster) -> None:
+    cluster.start("w1")
+    worker = cluster.workers["w1"]
+    worker.signal(signal.SIGSTOP)
+    member = find_member(tables, NAMES, "w1")
+    assert member is not None
+    assert list(evict(tables, NAMES, member))[-1].outcome == "evicted"
+    reshard(tables, NAMES, NEW)
+    worker.signal(signal.SIGCONT)
+    wait_for(lambda: any("total_tokens is 10000" in line for line in worker.log), "it says why")
+    assert worker.held() == set()
+    assert find_member(tables, NAMES, "w1") is None
+
+
+@pytest.mark.parametrize("total", [0, -1, True, 2**40, "7"])
+def test_numbers_that_cannot_be(engine: Engine, total: object) -> None:
+    with pytest.raises(ConfigurationError, match="total_tokens="):
+        survey(engine, NAMES, total)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="total_tokens="):
+        reshard(engine, NAMES, total)  # type: ignore[arg-type]
