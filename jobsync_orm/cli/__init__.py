@@ -75,4 +75,22 @@ def main() -> None:
     except ImportError:
         print("jobsync-orm needs the extra 'cli': pip install 'jobsync-orm[cli]'", file=sys.stderr)
         sys.exit(2)
+    if "--json" in sys.argv[1:]:
+        sys.exit(_in_json())
     application()()
+
+
+def _in_json() -> int:
+    """Run the command line; an error of usage is JSON too."""
+    import json
+
+    try:
+        code = application()(standalone_mode=False)
+    except Exception as error:
+        # Some releases of typer have a click of their own, others import it: the class has no one name.
+        message = getattr(error, "format_message", None)
+        if message is None:
+            raise
+        print(json.dumps({"error": {"type": "Usage", "message": message()}}, ensure_ascii=False), file=sys.stderr)
+        return 2
+    return code if isinstance(code, int) else 0

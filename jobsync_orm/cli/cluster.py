@@ -9,7 +9,8 @@ import typer
 from jobsync_orm.cli.connection import Cluster, on_cluster
 from jobsync_orm.cli.output import NO, Grid, age
 from jobsync_orm.cli.tasks import Since, moment
-from jobsync_orm.operate import ClusterStatus, NodeStatus, Rebalance, TokenStatus
+from jobsync_orm.models.states import JobState
+from jobsync_orm.operate import ClusterStatus, NodeStatus, QueueDepth, Rebalance, TokenStatus, as_json, queue_depth
 
 __all__ = ["nodes", "rebalances", "status", "tokens"]
 
@@ -19,8 +20,8 @@ STYLES = {"silent": "red", "cut off": "red", "joining": "yellow", "away": "dim"}
 @on_cluster
 def status(cluster: Cluster) -> None:
     """The cluster's health in one screen; exit with 1 if anything is not as it should be."""
-    found = cluster.operations.status()
-    cluster.output.show(found, *_screen(found))
+    found, queue = cluster.operations.status(), queue_depth(cluster.engine, cluster.names)
+    cluster.output.show({**as_json(found), "queue": queue}, *_screen(found, queue))
     if not found.healthy:
         raise typer.Exit(NO)
 
@@ -54,7 +55,7 @@ def rebalances(
     cluster.output.show(found, _rebalance_grid(found))
 
 
-def _screen(found: ClusterStatus) -> list[Grid | str]:
+def _screen(found: ClusterStatus, queue: QueueDepth) -> list[Grid | str]:
     tokens, last = found.tokens, found.last_rebalance
     where = found.appname if found.schema is None else f"{found.schema}.{found.appname}"
     parts: list[Grid | str] = [
@@ -73,10 +74,21 @@ def _screen(found: ClusterStatus) -> list[Grid | str]:
             + ("" if order.registered else ", which is not registered now")
             for order in found.drained
         ),
+        _queue_line(queue),
         "",
         node_grid(found.nodes),
     ]
     return parts
+
+
+def _queue_line(queue: QueueDepth) -> str:
+    counts = [
+        f"{'about ' if state in queue.estimated else ''}{number} {state.value}"
+        for state, number in queue.counts.items()
+        if number or state in (JobState.PENDING, JobState.PROCESSING)
+    ]
+    oldest = queue.oldest_pending_sec
+    return "queue: " + ", ".join(counts) + ("" if oldest is None else f", ready for up to {age(oldest)}")
 
 
 def _ago(found: ClusterStatus, last: Rebalance) -> str:

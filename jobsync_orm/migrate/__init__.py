@@ -259,8 +259,8 @@ def _settle(connection: Connection, cluster: Target) -> tuple[int, str]:
         if wanted is not None and wanted != value:
             raise ClusterMismatch(
                 f"{name}={wanted!r} was asked for, but {cluster.names.sql('cluster')} was created with "
-                f"{value!r}, which is fixed: use {value!r}, or another appname; "
-                "while no worker runs, `jobsync-orm reshard` changes total_tokens"
+                f"{value!r}, which is fixed: use {value!r}, or another appname; or, while no worker runs, change "
+                "total_tokens with `jobsync-orm reshard`, or downgrade to base and upgrade again"
             )
     return found
 

@@ -25,6 +25,7 @@ from jobsync_orm.operate.evicting import Member, Watched, evict, expel, find_mem
 from jobsync_orm.operate.picture import ClusterStatus, DrainOrder, NodeStatus, NodeTokens, Rebalance, TokenStatus
 from jobsync_orm.operate.pins import StoredPin, add_pin, list_pins
 from jobsync_orm.operate.planning import PlannedLoad, PlannedMove, Preview, plan_soon, preview
+from jobsync_orm.operate.queue_depth import QueueDepth, queue_depth
 from jobsync_orm.operate.resharding import Resharded, Survey, reshard, survey
 from jobsync_orm.operate.tasks import Explanation, PatternMatch, PinOnToken, TaskClaim, TaskPlace, explain, where
 from jobsync_orm.operate.trail import AuditEntry, read_audit
@@ -43,6 +44,7 @@ __all__ = [
     "PlannedLoad",
     "PlannedMove",
     "Preview",
+    "QueueDepth",
     "Rebalance",
     "Remaining",
     "Resharded",
@@ -63,6 +65,7 @@ __all__ = [
     "list_pins",
     "plan_soon",
     "preview",
+    "queue_depth",
     "read_audit",
     "reshard",
     "survey",

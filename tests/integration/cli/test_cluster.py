@@ -7,9 +7,11 @@ import os
 import subprocess
 import sys
 
-from sqlalchemy import URL
+import pytest
+from sqlalchemy import URL, Engine
+from sqlalchemy.orm import Session
 
-from jobsync_orm import Job
+from jobsync_orm import Job, JobQueue
 from tests.integration.cli.commands import run
 
 
@@ -25,7 +27,7 @@ def test_without_workers_the_answer_is_no(database: URL) -> None:
     assert run("rebalances", url=database).stdout == "no rebalances yet\n"
 
 
-def test_with_a_worker(database: URL, job: Job) -> None:
+def test_with_a_worker(database: URL, own_engine: Engine, job: Job) -> None:
     status = run("status", url=database)
     assert (status.exit_code, status.stderr) == (0, "")
     lines = status.stdout.splitlines()
@@ -33,10 +35,22 @@ def test_with_a_worker(database: URL, job: Job) -> None:
     assert lines[1].startswith("leader w1, epoch ")
     assert lines[2] == "tokens: 10000 owned, 0 draining, 0 parked, 0 without owner"
     assert "by w1: initial, 10000 tokens, 0 -> 1 nodes" in lines[3]
+    assert lines[4] == "queue: 0 pending, 0 processing"
     assert lines[-1].split()[:3] == ["w1", "*", "live"]
+    queue = JobQueue(engine=own_engine)
+    with Session(own_engine) as session:
+        queue.enqueue(session, "work", {}, key="k")
+        queue.enqueue(session, "work", {}, delay=3600)
+        session.commit()
+    assert (
+        run("status", url=database)
+        .stdout.splitlines()[4]
+        .startswith("queue: 1 pending, 1 scheduled, 0 processing, ready for up to ")
+    )
 
     document = json.loads(run("status", "--json", url=database).stdout)
     assert document["healthy"] is True
+    assert document["queue"]["counts"] == {"pending": 1, "scheduled": 1, "blocked": 0, "processing": 0, "retrying": 0}
     assert document["nodes"][0]["tokens"] == {"node": "w1", "owned": 10_000, "leaving": 0, "coming": 0}
     assert json.loads(run("nodes", "--json", url=database).stdout)[0]["name"] == "w1"
     assert json.loads(run("tokens", "--json", url=database).stdout)["owned"] == 10_000
@@ -55,3 +69,23 @@ def test_as_a_process(database: URL, job: Job) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert [node["condition"] for node in json.loads(done.stdout)] == ["live"]
+
+
+@pytest.mark.parametrize("arguments", [["nodes", "--no-such"], ["no-such"], ["rebalances", "--limit", "0"]])
+def test_an_error_of_usage_is_json_too(arguments: list[str]) -> None:
+    command = [sys.executable, "-W", "error", "-c", "from jobsync_orm.cli import main; main()", *arguments]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    error = json.loads(done.stderr)["error"]
+    assert (error["type"], arguments[-1] in error["message"] or "limit" in error["message"]) == ("Usage", True)
+
+
+def test_exit_codes_with_json_are_the_same(database: URL) -> None:
+    command = [sys.executable, "-W", "error", "-c", "from jobsync_orm.cli import main; main()", "tokens", "--json"]
+    done = subprocess.run(
+        command,
+        env={**os.environ, "JOBSYNC_DATABASE_URL": database.render_as_string(hide_password=False)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, json.loads(done.stdout)["unowned"], done.stderr) == (1, 10_000, "")
