@@ -23,6 +23,7 @@ __all__ = [
     "OWNERSHIP_LOST",
     "OWNER_UNDECLARED",
     "Names",
+    "literal",
     "quote",
 ]
 
@@ -54,6 +55,21 @@ _APPNAME = re.compile(r"[a-z_][a-z0-9_]*\Z")
 def quote(identifier: str) -> str:
     """``identifier`` as a quoted SQL identifier."""
     return '"' + identifier.replace('"', '""') + '"'
+
+
+def _fitting(name: str) -> str:
+    """``name``, or as much of it as an identifier may have, with a digest of the whole."""
+    if len(name.encode()) <= MAX_IDENTIFIER:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    # Cut between characters, not in the middle of one.
+    start = name.encode()[: MAX_IDENTIFIER - len(digest) - 1].decode(errors="ignore")
+    return f"{start}_{digest}"
+
+
+def literal(sql: str) -> str:
+    """``sql`` as an SQL string constant, whatever ``standard_conforming_strings`` says."""
+    return "E'" + sql.replace("\\", "\\\\").replace("'", "''") + "'"
 
 
 @dataclass(frozen=True)
@@ -116,13 +132,15 @@ class Names:
 
     def fence(self, table: str) -> str:
         """Bare name of the trigger that guards ``table`` of the application, and of the trigger's function."""
-        name = self.bare(f"fence_{table}")
-        if len(name.encode()) <= MAX_IDENTIFIER:
-            return name
-        digest = hashlib.sha256(name.encode()).hexdigest()[:8]
-        # Cut between characters, not in the middle of one.
-        start = name.encode()[: MAX_IDENTIFIER - len(digest) - 1].decode(errors="ignore")
-        return f"{start}_{digest}"
+        return _fitting(self.bare(f"fence_{table}"))
+
+    def token_column(self, table: str) -> str:
+        """Bare name of the function and the CHECK behind ``token_id`` of ``table`` where a trigger keeps it."""
+        return _fitting(self.bare(f"token_id_{table}"))
+
+    def token_trigger(self, table: str) -> str:
+        """Bare name of that trigger. Triggers fire in the order of their names, and this one is to be the last."""
+        return _fitting(f"zz_{self.bare(f'token_id_{table}')}")
 
     def _digest(self, *parts: str) -> bytes:
         text = _SEPARATOR.join(("jobsync_orm", self.schema or "", self.appname, *parts))

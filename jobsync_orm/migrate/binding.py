@@ -17,7 +17,16 @@ from jobsync_orm.naming import DEFAULT_APPNAME, Names
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-__all__ = ["DEFAULT_HASH_FUNCTION", "DEFAULT_TOTAL_TOKENS", "Bind", "Target", "raw", "target", "transaction"]
+__all__ = [
+    "DEFAULT_HASH_FUNCTION",
+    "DEFAULT_TOTAL_TOKENS",
+    "Bind",
+    "Target",
+    "autocommit",
+    "raw",
+    "target",
+    "transaction",
+]
 
 DEFAULT_TOTAL_TOKENS = 10_000
 DEFAULT_HASH_FUNCTION = "double_sha256"
@@ -97,6 +106,30 @@ def transaction(bind: Bind) -> Iterator[Connection]:
             connection.execution_options(isolation_level="READ COMMITTED")
             with connection.begin():
                 yield connection
+    finally:
+        if ours:
+            engine.dispose()
+
+
+@contextmanager
+def autocommit(bind: Bind) -> Iterator[Connection]:
+    """A connection of its own on which each statement is a transaction.
+
+    Raises
+    ------
+    ConfigurationError
+        ``bind`` is a Connection, whose transactions are its owner's.
+    """
+    if isinstance(bind, Connection):
+        raise ConfigurationError(
+            "each step is a transaction of its own, so a Connection will not do: give its engine, or use the operation "
+            "in a migration (op.add_token_column)"
+        )
+    engine, ours = _engine(bind)
+    _require_postgresql(engine)
+    try:
+        with engine.connect() as connection:
+            yield connection.execution_options(isolation_level="AUTOCOMMIT")
     finally:
         if ours:
             engine.dispose()

@@ -67,6 +67,7 @@ from jobsync_orm.naming import (
     OWNER_UNDECLARED,
     OWNERSHIP_LOST,
     Names,
+    literal,
     quote,
 )
 
@@ -176,7 +177,7 @@ class _Fence:
         body = _FUNCTION.replace("<token>", token_table).replace("<undeclared>", _UNDECLARED[self.undeclared])
         return (
             f"CREATE FUNCTION {self._qualified(self.names.fence(self.table))}() RETURNS trigger LANGUAGE plpgsql"
-            f" AS {_literal(body)}",
+            f" AS {literal(body)}",
             f"CREATE CONSTRAINT TRIGGER {name} AFTER INSERT OR UPDATE OR DELETE ON {self.table_sql}"
             f" DEFERRABLE INITIALLY DEFERRED FOR EACH ROW"
             f" EXECUTE FUNCTION {self._qualified(self.names.fence(self.table))}()",
@@ -189,11 +190,6 @@ class _Fence:
             f"DROP TRIGGER {quote(name)} ON {self.table_sql}",
             f"DROP FUNCTION {self._qualified(name)}()",
         )
-
-
-def _literal(sql: str) -> str:
-    """``sql`` as a string constant, whatever ``standard_conforming_strings`` says."""
-    return "E'" + sql.replace("\\", "\\\\").replace("'", "''") + "'"
 
 
 _UNDECLARED = {

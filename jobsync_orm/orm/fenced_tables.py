@@ -62,7 +62,9 @@ class FencedTable:
         """Keys of the columns whose change may change the row's token."""
         if not self.direct:
             return frozenset(column.key for column in self.primary_key)
-        expression = self.token.computed.sqltext if self.token.computed is not None else None
+        if self.token.computed is None:  # a trigger keeps it, and what that reads is not known here
+            return frozenset(column.key for column in self.table.columns)
+        expression = self.token.computed.sqltext
         source = expression.source if isinstance(expression, TokenOf) else str(expression)
         if isinstance(source, Column):
             return frozenset((source.key,))

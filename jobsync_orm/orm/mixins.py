@@ -15,6 +15,9 @@ path by which a row can be written or changed: the unit of work, bulk inserts, C
 ``COPY``, raw SQL, an UPDATE of the key. The function must be there before the table: run
 :func:`jobsync_orm.migrate.upgrade` first.
 
+In a table that was too large to be rewritten a trigger keeps the column instead (:mod:`jobsync_orm.migrate.online`).
+The model is the same: what keeps the column is the database's affair.
+
 Number of tokens and hash function are in that SQL function alone. A cluster that is created anew with others
 needs the column rewritten (drop it and add it).
 
@@ -39,7 +42,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sqlalchemy import Column, Computed, Integer, Select, event
+from sqlalchemy import Column, Computed, FetchedValue, Integer, Select, event
 from sqlalchemy import column as sql_column
 from sqlalchemy import inspect as sa_inspect
 from sqlalchemy.orm import Mapped, Mapper, declared_attr, mapped_column
@@ -115,14 +118,15 @@ def _bind_key(mapper: Mapper[Any], class_: type[TokenOwned]) -> None:
     # An UPDATE would otherwise expire token_id, and async code cannot load it on access.
     mapper.eager_defaults = True
     token_id = mapper.columns.get("token_id")
-    if token_id is None or token_id.computed is None:
+    if token_id is None or not _left_to_database(token_id):
         raise ConfigurationError(
             f"{class_.__name__}.token_id is not the generated column of TokenOwned: leave the name to the "
             "mixin, or, with a table of your own, give it Column('token_id', Integer, Computed(...), "
-            "nullable=False)"
+            "nullable=False); or, where a trigger keeps it, Column('token_id', Integer, FetchedValue(), "
+            "server_onupdate=FetchedValue(), nullable=False)"
         )
     fenced_tables.register(mapper)
-    expression = token_id.computed.sqltext
+    expression = token_id.computed.sqltext if token_id.computed is not None else None
     if not isinstance(expression, TokenOf):
         return  # a table of the user's own, or a reflected one
     key = _key(mapper, class_, token_id)
@@ -143,6 +147,13 @@ def _check_key(mapper: Mapper[Any], class_: type[TokenOwned]) -> None:
     expression = computed.sqltext if computed is not None else None
     if isinstance(expression, TokenOf) and isinstance(expression.source, Column):
         check_key_type(class_.__name__, expression.source)
+
+
+def _left_to_database(token_id: Column[Any]) -> bool:
+    """Whether the ORM writes the column neither in INSERT nor in UPDATE, and reads what it has become."""
+    if token_id.computed is not None:
+        return True
+    return isinstance(token_id.server_default, FetchedValue) and isinstance(token_id.server_onupdate, FetchedValue)
 
 
 def _key(mapper: Mapper[Any], class_: type[TokenOwned], token_id: Column[Any]) -> Column[Any] | str:
