@@ -28,18 +28,8 @@ is needed, so every worker may call it at its start.
 
 Rights
 ------
-``upgrade`` needs CREATE on the schema (on the database, if the schema is to be made). A worker's role needs
-these, ``check`` included::
-
-    GRANT USAGE ON SCHEMA ... TO worker;
-    GRANT SELECT, INSERT, UPDATE, DELETE ON sync_cluster, sync_node, sync_token, sync_lock, sync_claim,
-        sync_checkpoint, sync_audit, sync_rebalance, sync_job, sync_job_attempt, sync_job_dependency,
-        sync_job_pause, sync_job_schedule, sync_job_worker TO worker;
-    GRANT USAGE ON SEQUENCE sync_node_ordinal_seq, sync_job_id_seq TO worker;
-    GRANT USAGE, UPDATE ON SEQUENCE sync_claim_fence_seq TO worker;
-    GRANT SELECT ON sync_alembic_version TO worker;
-
-:func:`check` says which of these are missing.
+``upgrade`` needs CREATE on the schema (on the database, if the schema is to be made). A worker's role needs less;
+:mod:`jobsync_orm.migrate.roles` writes the script that grants it, and :func:`check` says what of it is missing.
 
 Beside the application's migrations
 -----------------------------------

@@ -10,19 +10,14 @@ from sqlalchemy import Connection, text
 from jobsync_orm.hashing import hasher
 from jobsync_orm.migrate.autogenerate import TABLES
 from jobsync_orm.migrate.binding import Target, raw
+from jobsync_orm.migrate.rights import SEQUENCES
+from jobsync_orm.migrate.rights import TABLES as RIGHTS
 from jobsync_orm.naming import Names, quote
 
 __all__ = ["cluster_settings", "current_revision", "problems"]
 
 VERSION = "alembic_version"
 PROBES = 16
-
-# What a worker does with them: it draws, and after a failover it leaves out numbers that may have been given.
-SEQUENCES = {
-    "node": ("ordinal_seq", ("USAGE",)),
-    "claim": ("fence_seq", ("USAGE", "UPDATE")),
-    "job": ("id_seq", ("USAGE",)),
-}
 
 
 def current_revision(connection: Connection, names: Names) -> str | None:
@@ -111,7 +106,7 @@ def _schema_problem(connection: Connection, schema: str | None, upgrade: str) ->
 
 
 def _lacking_privileges(connection: Connection, names: Names, kind: str) -> list[str]:
-    needed = ("SELECT",) if kind == VERSION else ("SELECT", "INSERT", "UPDATE", "DELETE")
+    needed = ("SELECT",) if kind == VERSION else RIGHTS[kind]
     ask = text("SELECT pg_catalog.has_table_privilege(:name, :right)")
     return [right for right in needed if not connection.scalar(ask, {"name": names.sql(kind), "right": right})]
 

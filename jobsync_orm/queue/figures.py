@@ -195,7 +195,7 @@ class Figures:
                 SELECT j.type, a.outcome, a.ended_at, a.ended_at - a.started_at AS run,
                     CASE WHEN a.attempt = j.attempt AND j.ready_at <= a.started_at
                         THEN a.started_at - j.ready_at END AS wait
-                FROM (SELECT * {within(":seconds")}) a CROSS JOIN LATERAL (
+                FROM (SELECT job_id, attempt, outcome, started_at, ended_at {within(":seconds")}) a CROSS JOIN LATERAL (
                     SELECT type, attempt, ready_at FROM {job} WHERE id = a.job_id LIMIT 1) j
                 WHERE a.outcome NOT IN ('released', 'snoozed', 'cancelled')),
             summed (type, completed, completed_lately, failed, failed_lately, wait, run) AS (

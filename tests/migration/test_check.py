@@ -103,10 +103,10 @@ def test_one_right_missing_is_named(engine: Engine, role: Role, right: str) -> N
         engine,
         f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {role.name}",
         f"GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO {role.name}",
-        f"REVOKE {right} ON sync_token FROM {role.name}",
+        f"REVOKE {right} ON sync_node FROM {role.name}",
     )
     assert migrate.check(role.engine) == [
-        f'role \'{role.name}\' lacks {right} on "sync_token": GRANT {right} ON "sync_token" TO "{role.name}"'
+        f'role \'{role.name}\' lacks {right} on "sync_node": GRANT {right} ON "sync_node" TO "{role.name}"'
     ]
 
 
