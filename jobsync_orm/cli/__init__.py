@@ -19,7 +19,7 @@ def application() -> typer.Typer:
     """The whole command line."""
     import typer
 
-    from jobsync_orm.cli import cluster, db, demo, locks, members, planning, resharding, tasks, worker
+    from jobsync_orm.cli import cluster, db, demo, locks, members, planning, queue, resharding, tasks, worker
 
     app = typer.Typer(
         help="Share one PostgreSQL table between several workers.",
@@ -39,6 +39,7 @@ def application() -> typer.Typer:
     app.command()(members.undrain)
     app.command()(members.evict)
     app.command()(resharding.reshard)
+    app.add_typer(queue.app, name="queue")
     app.add_typer(db.app, name="db")
     app.command()(demo.demo)
     app.command()(worker.worker)

@@ -40,11 +40,14 @@ from jobsync_orm.exceptions import ConfigurationError
 from jobsync_orm.naming import DEFAULT_APPNAME, Names
 from jobsync_orm.operate import Operations
 
-__all__ = ["ENVIRONMENT", "Cluster", "on_cluster"]
+__all__ = ["ENVIRONMENT", "Cluster", "lasting", "on_cluster"]
 
 ENVIRONMENT = "JOBSYNC_DATABASE_URL"
 FILE, PROJECT, TABLE = "jobsync-orm.toml", "pyproject.toml", "jobsync-orm"
 KEYS = ("url", "appname", "schema")
+
+# Nothing is prepared, so that it works through any pooler.
+CONNECT = {"prepare_threshold": None, "application_name": "jobsync-orm"}
 
 P = ParamSpec("P")
 
@@ -134,16 +137,21 @@ def _cluster(
             f"{FILE} in this folder (or a file that --config names), or into [tool.{TABLE}] of {PROJECT}"
         )
     names = Names(appname or found.get("appname") or DEFAULT_APPNAME, schema or found.get("schema"))
-    # Nothing is prepared, so that it works through any pooler.
-    engine = create_engine(
-        CoordinationConfig(url=address).sqlalchemy_url(),
-        poolclass=NullPool,
-        connect_args={"prepare_threshold": None, "application_name": "jobsync-orm"},
-    )
+    engine = create_engine(CoordinationConfig(url=address).sqlalchemy_url(), poolclass=NullPool, connect_args=CONNECT)
     try:
         yield Cluster(engine, names, Operations(engine, names), output)
     finally:
         engine.dispose()
+
+
+@contextmanager
+def lasting(engine: Engine) -> Iterator[Engine]:
+    """An engine on the same database that keeps its connection, for a command that sends many statements."""
+    kept = create_engine(engine.url, pool_size=1, pool_pre_ping=True, connect_args=CONNECT)
+    try:
+        yield kept
+    finally:
+        kept.dispose()
 
 
 def settings(file: Path | None) -> Mapping[str, str]:

@@ -22,6 +22,7 @@ from jobsync_orm.operate.cluster import Operations
 from jobsync_orm.operate.dependents import TokenColumn
 from jobsync_orm.operate.draining import Remaining, drain, undrain, watch_drain
 from jobsync_orm.operate.evicting import Member, Watched, evict, expel, find_member
+from jobsync_orm.operate.jobs import FoundJob, JobFilter, JobFinder
 from jobsync_orm.operate.picture import ClusterStatus, DrainOrder, NodeStatus, NodeTokens, Rebalance, TokenStatus
 from jobsync_orm.operate.pins import StoredPin, add_pin, list_pins
 from jobsync_orm.operate.planning import PlannedLoad, PlannedMove, Preview, plan_soon, preview
@@ -29,12 +30,16 @@ from jobsync_orm.operate.queue_depth import QueueDepth, queue_depth
 from jobsync_orm.operate.resharding import Resharded, Survey, reshard, survey
 from jobsync_orm.operate.tasks import Explanation, PatternMatch, PinOnToken, TaskClaim, TaskPlace, explain, where
 from jobsync_orm.operate.trail import AuditEntry, read_audit
+from jobsync_orm.operate.waiting import why_it_waits
 
 __all__ = [
     "AuditEntry",
     "ClusterStatus",
     "DrainOrder",
     "Explanation",
+    "FoundJob",
+    "JobFilter",
+    "JobFinder",
     "Member",
     "NodeStatus",
     "NodeTokens",
@@ -72,4 +77,5 @@ __all__ = [
     "undrain",
     "watch_drain",
     "where",
+    "why_it_waits",
 ]

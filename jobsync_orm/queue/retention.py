@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import Any
 
@@ -93,6 +93,7 @@ class RetentionCalls(QueueCore):
         *,
         batch: int = 1000,
         pause_sec: float = 0.0,
+        progress: Callable[[int, int], object] | None = None,
     ) -> int:
         """Remove jobs that finished some time ago, with their attempts.
 
@@ -106,6 +107,8 @@ class RetentionCalls(QueueCore):
             How many jobs one statement looks at, each in a transaction of its own.
         pause_sec : float
             Seconds to wait between two of them, to leave the server to others.
+        progress : callable, optional
+            Called after each batch with the id of the last job it has looked at, and how many have been removed so far.
 
         Returns
         -------
@@ -130,6 +133,8 @@ class RetentionCalls(QueueCore):
         while True:
             number, last, too_late, gone = database.repeat(self._retention.prune, values)[0][0]
             removed += int(gone)
+            if progress is not None and last is not None:
+                progress(last, removed)
             if number < batch or too_late:
                 return removed
             values["after"] = last

@@ -1,0 +1,135 @@
+"""Jobs and their figures for a person: what ``jobsync-orm queue`` prints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+from jobsync_orm.cli.output import Grid, age
+from jobsync_orm.cli.tasks import moment
+from jobsync_orm.models.states import LIVE, JobState
+from jobsync_orm.operate import FoundJob
+from jobsync_orm.queue import JobStatus, Pause, QueueStats
+
+__all__ = ["job_grid", "job_lines", "stats_parts"]
+
+STYLES = {
+    JobState.FAILED: "red",
+    JobState.RETRYING: "yellow",
+    JobState.PROCESSING: "green",
+    JobState.CANCELLED: "dim",
+    JobState.COMPLETED: "dim",
+}
+# Of an error in a list; all of it is in `queue show`.
+ERROR_LENGTH = 60
+
+
+def stats_parts(found: QueueStats, paused: Sequence[Pause]) -> list[Grid | str]:
+    """The figures of the queue, of all types or of one."""
+    rows = [_stats_row(stats) for stats in found.by_type.values()] if found.type is None else []
+    rows.append(_stats_row(found))
+    styles = {
+        place: "yellow"
+        for place, stats in enumerate(found.by_type.values())
+        if stats.workers == 0 and any(stats.counts[state] for state in LIVE)
+    }
+    titles = ("type", *(f">{state}" for state in JobState), ">oldest", ">per s", ">failed/s", ">wait p95", ">run p95")
+    return [
+        Grid((*titles, ">workers"), rows, styles=styles),
+        *(["~ is an estimate: finished jobs are in no index"] if found.estimated else []),
+        *(
+            f"{'the whole queue' if pause.type is None else pause.type} is paused since {moment(pause.since)}"
+            + (f": {pause.reason}" if pause.reason else "")
+            for pause in paused
+        ),
+        *(f"no live worker runs {name}" for name, stats in found.by_type.items() if _forsaken(stats)),
+    ]
+
+
+def _forsaken(stats: QueueStats) -> bool:
+    return stats.workers == 0 and any(stats.counts[state] for state in LIVE)
+
+
+def _stats_row(stats: QueueStats) -> tuple[object, ...]:
+    lately = stats.last_minute
+    return (
+        "(all)" if stats.type is None else stats.type,
+        *(f"~{n}" if state in stats.estimated and n else n for state, n in stats.counts.items()),
+        age(stats.oldest_pending_sec),
+        f"{lately.completed_per_sec:.1f}",
+        f"{lately.failed_per_sec:.1f}",
+        age(None if stats.wait_sec is None else stats.wait_sec.p95),
+        age(None if stats.run_sec is None else stats.run_sec.p95),
+        stats.workers,
+    )
+
+
+def job_grid(found: Sequence[FoundJob]) -> Grid:
+    """A list of jobs."""
+    rows = [
+        (
+            job.id,
+            job.type,
+            job.state,
+            job.key,
+            f"{job.attempt}" + (f" ({job.failures} failed)" if job.failures else ""),
+            moment(job.created_at),
+            None if job.finished_at is None else moment(job.finished_at),
+            job.worker,
+            None if job.error is None else _brief(job.error),
+        )
+        for job in found
+    ]
+    titles = (">id", "type", "state", "key", "attempt", "enqueued", "finished", "worker", "error")
+    styles = {place: STYLES[job.state] for place, job in enumerate(found) if job.state in STYLES}
+    return Grid(titles, rows, "no jobs", styles)
+
+
+def _brief(error: str) -> str:
+    first = error.strip().split("\n", 1)[0]
+    return first if len(first) <= ERROR_LENGTH else first[: ERROR_LENGTH - 1] + "\N{HORIZONTAL ELLIPSIS}"
+
+
+def job_lines(job: JobStatus, why: Sequence[str]) -> list[Grid | str]:
+    """One job with all that is known of it."""
+    lines = [f"job {job.id} ({job.type}) is {job.state}" + (", told to stop" if job.cancel_requested else "")]
+    lines += [f"  ! {reason}" for reason in why]
+    lines += [f"{title:<16}{_shown(value)}" for title, value in _details(job) if value is not None]
+    parts: list[Grid | str] = [*lines, ""]
+    attempts = [
+        (
+            attempt.attempt,
+            attempt.outcome,
+            moment(attempt.started_at),
+            age((attempt.ended_at - attempt.started_at).total_seconds()),
+            attempt.worker,
+            None if attempt.error is None else _brief(attempt.error),
+        )
+        for attempt in job.attempts
+    ]
+    parts.append(
+        Grid((">attempt", "outcome", "began", ">took", "worker", "error"), attempts, "no attempt has ended yet")
+    )
+    for attempt in job.attempts:
+        if attempt.traceback:
+            parts += ["", f"traceback of attempt {attempt.attempt}:", _shown(attempt.traceback.rstrip())]
+    return parts
+
+
+def _shown(value: object) -> str:
+    """As text of several lines, without what else could steer a terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in str(value))
+
+
+def _details(job: JobStatus) -> Iterator[tuple[str, object]]:
+    yield "payload", json.dumps(job.payload, ensure_ascii=False)
+    yield "result", None if job.result is None else json.dumps(job.result, ensure_ascii=False)
+    yield "error", job.error
+    yield "key", job.key
+    yield "idempotency key", job.idempotency_key
+    yield "priority", job.priority or None
+    yield "attempts", f"{job.attempt}, {job.failures} failed, at most {job.max_retries} retries"
+    for title in ("created_at", "run_at", "started_at", "finished_at", "deadline"):
+        at = getattr(job, title)
+        yield title.removesuffix("_at").replace("created", "enqueued"), None if at is None else moment(at)
+    yield "worker", job.worker
