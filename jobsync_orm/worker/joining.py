@@ -1,6 +1,6 @@
-"""How a worker that was not given a node becomes one: under a name that is free, once the database can be reached.
+"""How a process that was not given a node becomes one: under a name that is free, once the database can be reached.
 
-A database that does not answer is waited for, ``ENTER_SEC`` seconds in all, and the log says so every ``SAY_SEC``. One
+A database that does not answer is waited for, ``enter_sec`` seconds in all, and the log says so every ``SAY_SEC``. One
 that refuses this worker (no such database or role, a wrong password, no such host) will not be another one in a minute:
 that is an error at once.
 """
@@ -19,7 +19,6 @@ from jobsync_orm.coordinator.session import SessionLost
 from jobsync_orm.exceptions import NodeNameInUse, NotRunning
 from jobsync_orm.job import Job
 from jobsync_orm.logs import fields
-from jobsync_orm.observe import Audience
 from jobsync_orm.worker.names import FreeName
 
 __all__ = ["Joining"]
@@ -41,31 +40,31 @@ class Joining:
     Parameters
     ----------
     config : CoordinationConfig
-        Those of its queue.
+        Where the cluster is.
     node_name : str, optional
         Name of the node to make. None takes the first that is free.
-    on_rebalance : callable
-        Called when the cluster has changed.
+    make : callable
+        Makes the job, given its name and the seconds that its start may take. More than once if a name is taken.
     stopping : threading.Event
         Set when the worker is to stop, however far it has got.
-    audience : Audience
-        Who is told what happens to the node.
+    enter_sec : float
+        Seconds that all of it may take.
     """
 
     def __init__(
         self,
         config: CoordinationConfig,
         node_name: str | None,
-        on_rebalance: Callable[[], None],
+        make: Callable[[str, float], Job],
         stopping: threading.Event,
-        audience: Audience,
+        enter_sec: float = ENTER_SEC,
     ) -> None:
         self._config = config
         self._node_name = node_name
-        self._on_rebalance = on_rebalance
+        self._make = make
         self._stopping = stopping
-        self._audience = audience
-        self._until = time.monotonic() + ENTER_SEC
+        self._enter_sec = enter_sec
+        self._until = time.monotonic() + enter_sec
         self._job: Job | None = None
 
     def join(self) -> Job:
@@ -79,7 +78,7 @@ class Joining:
             See :meth:`reach` and :meth:`Job.start() <jobsync_orm.Job.start>`.
         """
         if self._node_name is not None:
-            return self._started(self._node_name, ENTER_SEC)
+            return self._started(self._node_name, self._enter_sec)
         if self._config.create_tables:
             from jobsync_orm import migrate
 
@@ -115,7 +114,9 @@ class Joining:
                     raise refused from lost
                 left = self._until - time.monotonic()
                 if left <= 0:
-                    raise TimeoutError(f"the database could not be reached in {ENTER_SEC:.0f} s: {lost}") from lost
+                    raise TimeoutError(
+                        f"the database could not be reached in {self._enter_sec:.0f} s: {lost}"
+                    ) from lost
                 if time.monotonic() >= say_at:
                     say_at = time.monotonic() + SAY_SEC
                     logger.warning(
@@ -137,8 +138,7 @@ class Joining:
             raise NotRunning("this worker was stopped while it was starting")
 
     def _started(self, node_name: str, seconds: float) -> Job:
-        self._job = job = Job(node_name, self._config, wait_on_enter=seconds, on_rebalance=self._on_rebalance)
-        job.audience = self._audience
+        self._job = job = self._make(node_name, seconds)
         try:
             self.refuse_if_stopped()
             return job.start()

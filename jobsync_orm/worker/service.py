@@ -152,8 +152,9 @@ class JobWorker:
 
     @property
     def node_name(self) -> str | None:
-        """Name of this worker's node; None until it has started, if it was not given one."""
-        return self._job.node_name if self._job is not None else self._node_name
+        """Name of this worker's node; None until it has started, if it was given neither a name nor a job."""
+        job = self._job or self._given
+        return job.node_name if job is not None else self._node_name
 
     @property
     def job(self) -> Job:
@@ -206,7 +207,7 @@ class JobWorker:
                 raise NotRunning("this worker has been started or stopped before; make a new JobWorker")
             handlers = self._handlers()
             self._pid = os.getpid()
-            self._joining = Joining(self.queue.config, self._node_name, self._rebalanced, self._stopping, self.audience)
+            self._joining = Joining(self.queue.config, self._node_name, self._make_job, self._stopping)
             if self._given is not None or not self.queue.config.create_tables:
                 # Before it is a node: one that comes and goes would move everybody's tokens.
                 self._joining.reach(lambda: check_tables(self.queue))
@@ -257,6 +258,11 @@ class JobWorker:
                 raise ConfigurationError(f"{job.node_name} is a node of another cluster than the queue's")
             return job
         return joining.join()
+
+    def _make_job(self, node_name: str, seconds: float) -> Job:
+        job = Job(node_name, self.queue.config, wait_on_enter=seconds, on_rebalance=self._rebalanced)
+        job.audience = self.audience
+        return job
 
     def _rebalanced(self) -> None:
         if self._upkeep is not None:
