@@ -47,8 +47,8 @@ class Joining:
         Makes the job, given its name and the seconds that its start may take. More than once if a name is taken.
     stopping : threading.Event
         Set when the worker is to stop, however far it has got.
-    enter_sec : float
-        Seconds that all of it may take.
+    enter_sec : float, optional
+        Seconds that all of it may take. None takes ``ENTER_SEC``.
     """
 
     def __init__(
@@ -57,14 +57,14 @@ class Joining:
         node_name: str | None,
         make: Callable[[str, float], Job],
         stopping: threading.Event,
-        enter_sec: float = ENTER_SEC,
+        enter_sec: float | None = None,
     ) -> None:
         self._config = config
         self._node_name = node_name
         self._make = make
         self._stopping = stopping
-        self._enter_sec = enter_sec
-        self._until = time.monotonic() + enter_sec
+        self._enter_sec = ENTER_SEC if enter_sec is None else enter_sec
+        self._until = time.monotonic() + self._enter_sec
         self._job: Job | None = None
 
     def join(self) -> Job:
