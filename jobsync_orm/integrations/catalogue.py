@@ -6,6 +6,7 @@ the first hundred are told apart. Ids and keys of tasks and jobs are never label
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -42,7 +43,7 @@ MOVES = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 3, 5, 10, 15, 30, 60)
 WORK = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # each is itself alone, and quick to be found by that
 class Metric:
     """One metric.
 
@@ -185,15 +186,22 @@ def changes(event: Event, appname: str, types: Types) -> Iterator[Change]:
 
 
 def _attempts(event: AttemptsEnded, app: str, types: Types) -> Iterator[Change]:
+    # There may be thousands, nearly all of them alike.
+    ended: Counter[tuple[str, str]] = Counter()
+    retried: Counter[str] = Counter()
     for attempt in event.attempts:
         labels = (app, event.node, types(attempt.type))
-        yield ATTEMPTS, (*labels, attempt.outcome), 1
+        ended[labels[2], attempt.outcome] += 1
         if attempt.state == "retrying":
-            yield RETRIES, labels, 1
+            retried[labels[2]] += 1
         if attempt.took is not None:
             yield RUN, labels, attempt.took
         if attempt.waited is not None:
             yield PICKUP, labels, attempt.waited
+    for (type, outcome), many in ended.items():
+        yield ATTEMPTS, (app, event.node, type, outcome), many
+    for type, many in retried.items():
+        yield RETRIES, (app, event.node, type), many
 
 
 def _claimed(event: JobsClaimed, app: str, types: Types) -> Iterator[Change]:

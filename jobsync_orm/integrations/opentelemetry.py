@@ -29,7 +29,7 @@ from weakref import WeakKeyDictionary
 from jobsync_orm import observe
 from jobsync_orm.exceptions import ConfigurationError
 from jobsync_orm.integrations.catalogue import Metric, Types
-from jobsync_orm.integrations.readings import Reads, Source
+from jobsync_orm.integrations.readings import Reads, Source, appname_of
 from jobsync_orm.integrations.watching import COUNTED, READ, Registration, Watching, guard
 from jobsync_orm.job import Job
 from jobsync_orm.observe import Event, FailedOver, Rebalanced, TokensReleased
@@ -103,7 +103,7 @@ def instrument(
         instruments.add(sources)
     queues = [thing.queue if isinstance(thing, JobWorker) else thing for thing in things if not isinstance(thing, Job)]
     for queue in queues:
-        queue.tracing = _Tracing(tracer, queue.names.appname)
+        queue.tracing = _Tracing(tracer, appname_of(queue.names))
     return _Instrumented(instruments, sources, queues)
 
 

@@ -19,7 +19,7 @@ its files and not told. There let each process have a port of its own, or use Op
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from weakref import WeakKeyDictionary, ref
 
 from jobsync_orm import observe
@@ -101,18 +101,20 @@ class _Exporter(Watching, Collector):
         super().__init__()
         self._registry = ref(registry)
         self._counted = {metric: _made(metric) for metric in COUNTED}
+        self._adds: dict[tuple[Metric, tuple[str, ...]], Callable[[float], None]] = {}  # the client finds them slowly
 
     def count(self, metric: Metric, labels: tuple[str, ...], value: float) -> None:
-        one = self._counted[metric].labels(*labels)
-        if isinstance(one, Histogram):
-            one.observe(value)
-        else:
-            one.inc(value)
+        add = self._adds.get((metric, labels))
+        if add is None:
+            one = self._counted[metric].labels(*labels)
+            add = self._adds[metric, labels] = one.observe if isinstance(one, Histogram) else one.inc
+        add(value)
 
     def forgotten(self, appname: str, node: str) -> None:
         """Its series would stay for ever. In files of several processes they do."""
         if "PROMETHEUS_MULTIPROC_DIR" in os.environ or "prometheus_multiproc_dir" in os.environ:
             return
+        self._adds.clear()
         for metric, counted in self._counted.items():
             if "node" in metric.labels:
                 counted.remove_by_labels({"appname": appname, "node": node})

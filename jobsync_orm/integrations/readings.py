@@ -8,6 +8,7 @@ nothing, if that is too old to be true.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -206,10 +207,13 @@ class _Table:
         self._found: list[Change] = []
         self._found_at = self._asked_at = float("-inf")
         self._reading: threading.Event | None = None
+        self._pid = os.getpid()
         self.failures = 0
 
     def latest(self) -> list[Change]:
         """What was read last, not longer ago than it may be."""
+        if self._pid != os.getpid():  # a forked child: the thread that was reading is the parent's
+            self._pid, self._guard, self._reading = os.getpid(), threading.Lock(), None
         with self._guard:
             reading = self._reading
             if reading is None and time.monotonic() - self._asked_at >= self._every_sec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -20,6 +21,9 @@ COUNTED = tuple(metric for metric in METRICS if metric not in READ)
 
 # One for all: what is registered, and stopped meanwhile by another thread, must not end half registered.
 guard = threading.RLock()
+
+# A server may fork after it has registered: no child is to be left with a lock that a thread of its parent holds.
+os.register_at_fork(before=guard.acquire, after_in_parent=guard.release, after_in_child=guard.release)
 
 
 class Watching:

@@ -123,7 +123,9 @@ def test_a_worker(queue: JobQueue, registry: CollectorRegistry) -> None:
         ids = [queue.submit("work", {"then": then}).id for then in ("", "fail", "discard")]
         queue.submit("work", delay=3600)
         wait_for(lambda: all(queue.status(id).finished_at for id in ids), "all have finished")
-        wait_for(lambda: Scrape(registry).one("jobsync_attempts_total", outcome="completed") == 1, "all are counted")
+        # What is written down is told a moment later, and the tables may have been read a moment before.
+        wait_for(lambda: sum(Scrape(registry).all("jobsync_attempts_total").values()) == 4, "all are counted")
+        wait_for(lambda: Scrape(registry).one("jobsync_queue_jobs", state="retrying") == 0, "the tables are read again")
         found = Scrape(registry)
         of_type = {"appname": "sync_", "node": "w1", "type": "work"}
         assert found.one("jobsync_jobs_enqueued_total", appname="sync_", type="work") == 4
@@ -161,6 +163,37 @@ def test_a_worker_that_stops_before_its_job(
         assert Scrape(registry).one("jobsync_tokens_owned", node="w1") == 10_000
         assert not queue.audience.observers
     wait_for(lambda: not list(registry.collect()), "the job is out")
+
+
+def test_a_queue_whose_worker_stops(queue: JobQueue, registry: CollectorRegistry) -> None:
+    """The worker itself has not been registered, but its attempts are the queue's."""
+    queue.register("work", lambda ctx: None)
+    registration = prometheus.register(queue, registry=registry)
+    with JobWorker(queue, node_name="w1"):
+        queue.submit("work")
+        wait_for(lambda: Scrape(registry).one("jobsync_attempts_total", node="w1") == 1, "it has run")
+    wait_for(lambda: Scrape(registry).one("jobsync_attempts_total", node="w1") is None, "w1 is forgotten")
+    assert Scrape(registry).one("jobsync_jobs_enqueued_total", type="work") == 1
+    registration.unregister()
+
+
+def test_a_forked_child_counts_and_reads_for_itself(queue: JobQueue, registry: CollectorRegistry) -> None:
+    registration = prometheus.register(queue, registry=registry, reads="always", read_every_sec=0.01)
+    queue.submit("mail")
+    assert Scrape(registry).one("jobsync_queue_jobs", type="mail", state="pending") == 1
+    child = os.fork()
+    if child == 0:
+        try:
+            queue.submit("mail")
+            time.sleep(0.02)
+            found = Scrape(registry)
+            counted = found.one("jobsync_jobs_enqueued_total", type="mail")
+            os._exit(0 if (counted, found.one("jobsync_queue_jobs", state="pending")) == (2, 2) else 1)
+        finally:
+            os._exit(2)
+    wait_for(lambda: (ended := os.waitpid(child, os.WNOHANG)) != (0, 0) and ended[1] == 0, "the child sees its own")
+    assert Scrape(registry).one("jobsync_jobs_enqueued_total", type="mail") == 1
+    registration.unregister()
 
 
 def test_one_that_only_enqueues_and_one_that_only_exports(queue: JobQueue, registry: CollectorRegistry) -> None:
