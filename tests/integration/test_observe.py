@@ -109,6 +109,24 @@ def test_join_crash_and_leave(config: CoordinationConfig, cluster: Cluster, hear
     assert heard.events[-1] == NodeStopped("w1")
 
 
+def test_death_of_the_leader(config: CoordinationConfig, cluster: Cluster, heard: Heard) -> None:
+    """Whoever comes next takes it out, leads, and gives its tokens away: the time counts from the death."""
+    leader = cluster.add("w1")
+    wait_for(lambda: len(leader.held()) > 0, "w1 leads")
+    job = Job("w2", config)
+    job.audience.add(heard)
+    with job:
+        wait_for(lambda: len(job.my_tokens) == 5_000, "they share the tokens")
+        assert not heard.of(Rebalanced), "it does not lead"
+        leader.signal(signal.SIGKILL)
+        assert 0 < heard.wait(FailedOver).seconds < 30
+        assert heard.of(NodesTakenForDead) == [NodesTakenForDead("w2", 1)]
+        wait_for(lambda: len(job.my_tokens) == 10_000, "w2 has all tokens")
+        assert observe.flush(10)
+        assert len(heard.of(FailedOver)) == 1
+        assert sum(event.moved for event in heard.of(Rebalanced)) == 5_000
+
+
 def test_broken_connection_and_eviction(config: CoordinationConfig, engine: Engine, heard: Heard) -> None:
     job = Job("w1", config)
     job.audience.add(heard)
