@@ -32,6 +32,10 @@ class NoQueue(Exception):
     """The queue named on the command line is not to be had; the message says why."""
 
 
+class NoMetrics(Exception):
+    """They cannot be served; the message says why."""
+
+
 def worker(
     queue: Annotated[str, typer.Argument(metavar="MODULE:QUEUE", help="Where the JobQueue is, as shop.jobs:queue.")],
     concurrency: Annotated[int, typer.Option(help="How many jobs run at once in threads.")] = 8,
@@ -49,6 +53,10 @@ def worker(
     grace: Annotated[
         float, typer.Option(help="Seconds that stopping takes at most; what still runs 2 s before is given back.")
     ] = 30,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Serve metrics for Prometheus on this port (extra prometheus).", min=1, max=65535)
+    ] = None,
+    metrics_host: Annotated[str, typer.Option(help="Address that the port is on.")] = "0.0.0.0",
     app_dir: Annotated[Path, typer.Option(help="Folder from which MODULE is imported.")] = Path(),
     log_level: Annotated[
         str, typer.Option(help="DEBUG, INFO, WARNING or ERROR, unless the application sets up logging itself.")
@@ -73,7 +81,7 @@ def worker(
     logging.getLogger("alembic.runtime.plugins").setLevel(logging.WARNING)
     try:
         chosen = None if types is None else [name.strip() for name in types.split(",") if name.strip()]
-        JobWorker(
+        worker = JobWorker(
             found,
             concurrency,
             processes=processes,
@@ -81,14 +89,31 @@ def worker(
             types=chosen,
             node_name=node_name,
             grace_sec=grace,
-        ).run()
+        )
+        if metrics_port is not None:
+            _serve_metrics(worker, metrics_host, metrics_port)
+        worker.run()
         _end_in_any_case()
-    except (JobsyncError, TimeoutError) as error:
+    except (JobsyncError, TimeoutError, NoMetrics) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
     except DBAPIError as error:
         typer.echo(f"error: {error.orig}", err=True)
         raise typer.Exit(2) from error
+
+
+def _serve_metrics(worker: JobWorker, host: str, port: int) -> None:
+    try:
+        from prometheus_client import start_http_server
+
+        from jobsync_orm.integrations import prometheus
+    except ImportError as error:
+        raise NoMetrics("--metrics-port needs prometheus-client: pip install 'jobsync-orm[prometheus]'") from error
+    try:
+        start_http_server(port, host)
+    except OSError as error:
+        raise NoMetrics(f"--metrics-port: {host}:{port} is not to be had: {error}") from error
+    prometheus.register(worker)
 
 
 def _end_in_any_case() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -154,6 +156,29 @@ def test_it_runs_processes_and_coroutines_and_ends_though_a_thread_of_theirs_han
         ("hanging", "pending", None, "box-7", 0),
     ]
     assert "threads of handlers go on" in log
+
+
+def test_it_serves_metrics(start: Callable[..., subprocess.Popen[str]], database: URL) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        refused = start("--metrics-port", str(port), "--metrics-host", "127.0.0.1")
+        _, errors = refused.communicate(timeout=60)
+        assert refused.returncode == 2
+        assert errors.startswith(f"error: --metrics-port: 127.0.0.1:{port} is not to be had: ")
+        assert errors.count("\n") == 1
+    process = start("--metrics-port", str(port), "--metrics-host", "127.0.0.1", "--node-name", "w1")
+
+    def healthy() -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+                return 'jobsync_worker_healthy{appname="sync_",node="w1"} 1.0' in answer.read().decode()
+        except OSError:
+            return False
+
+    wait_for(healthy, "it tells that it is healthy", 60)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 0
 
 
 def test_only_the_types_named_are_run(start: Callable[..., subprocess.Popen[str]], engine: Engine) -> None:
