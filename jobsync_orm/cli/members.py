@@ -91,7 +91,7 @@ def evict(
         "evicted": f"{node} is out; others get its tokens",
         "rejoined": f"{node} has joined anew: its claims have ended, "
         + ("and it gets no tokens, since it is drained" if member.drained else "and it has its tokens again"),
-        "alive": f"{node} is alive: its heartbeat goes on, and nothing was changed",
+        "alive": f"{node} is alive: its heartbeat goes on",
     }
     output.show({"node": node, "outcome": outcome}, told[outcome])
     if outcome == "alive":

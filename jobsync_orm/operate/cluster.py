@@ -1,7 +1,7 @@
 """Look at a cluster from outside.
 
-A look is one statement, so that nodes, tokens and marks are those of one moment. It reads every token row, which takes
-a few milliseconds for the usual 10,000 tokens.
+A look is one statement (after one that turns off compiling it), so that nodes, tokens and marks are those of one
+moment. It reads every token row, which takes a few milliseconds for the usual 10,000 tokens.
 
 | statement | locks | if the process stops right there |
 |---|---|---|
@@ -14,10 +14,11 @@ import datetime
 from typing import Any
 
 from sqlalchemy import Engine, text
+from sqlalchemy.exc import DBAPIError
 
-from jobsync_orm.autocommit import Autocommit
+from jobsync_orm.autocommit import Autocommit, Row
 from jobsync_orm.coordinator.pinning import allowed_nodes
-from jobsync_orm.coordinator.statements import lock_held
+from jobsync_orm.coordinator.statements import lock_key
 from jobsync_orm.exceptions import ConfigurationError
 from jobsync_orm.naming import Names
 from jobsync_orm.operate.missing import no_cluster, ready
@@ -56,12 +57,18 @@ class Operations:
         self._database = Autocommit(engine)
         cluster, node, token = names.text("cluster"), names.text("node"), names.text("token")
         lock, rebalance = names.text("lock"), names.text("rebalance")
-        held = lock_held(names, "n.name", "n.backend_pid").replace("::bigint", r"\:\:bigint")
+        # Looked at once: each look takes all of the server's lock partitions.
+        lock_of = lock_key(names, "n.name")
         self._look = text(f"""
             WITH tally AS MATERIALIZED (
                 SELECT t.node, t.next_node, count(*) AS tokens,
                     count(*) FILTER (WHERE t.drain_deadline < clock_timestamp()) AS overdue
                 FROM {token} t GROUP BY 1, 2),
+            held AS MATERIALIZED (
+                SELECT l.pid, (CAST(l.classid AS bigint) << 32) | CAST(l.objid AS bigint) AS key
+                FROM pg_catalog.pg_locks l
+                WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 AND l.database =
+                    (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())),
             pinned AS (
                 SELECT l.token_id, l.node_patterns FROM {lock} l JOIN {token} t ON t.token_id = l.token_id
                 WHERE (l.expires_at IS NULL OR l.expires_at > clock_timestamp())
@@ -77,7 +84,8 @@ class Operations:
                     'age', extract(epoch FROM clock_timestamp() - n.last_heartbeat),
                     'heartbeat_timeout_sec', n.heartbeat_timeout_sec,
                     'connection_grace_sec', n.connection_grace_sec, 'rejoin_grace_sec', n.rejoin_grace_sec,
-                    'drained', (c.drained -> n.name) IS NOT NULL, 'session_open', {held})
+                    'drained', (c.drained -> n.name) IS NOT NULL, 'session_open',
+                    EXISTS (SELECT 1 FROM held h WHERE h.pid = n.backend_pid AND h.key = {lock_of}))
                     ORDER BY n.ordinal) FROM {node} n),
                 (SELECT json_build_array({REBALANCE}) FROM {rebalance} ORDER BY id DESC LIMIT 1), c.drained
             FROM {cluster} c""")
@@ -95,7 +103,7 @@ class Operations:
             The tables are missing, empty, or of an older revision.
         """
         with ready(self.names):
-            rows, _ = self._database.repeat(self._look, {})
+            rows = self._read_look()
         if not rows:
             raise no_cluster(self.names)
         at, total, hash_function, epoch, rest, tally, pinned, found, last, orders = rows[0]
@@ -138,6 +146,21 @@ class Operations:
             problems,
             not problems,
         )
+
+    def _read_look(self) -> list[Row]:
+        """The rows of the look, once more if the pool's connection turns out to be broken."""
+        try:
+            return self._look_once()
+        except DBAPIError as error:
+            if not error.connection_invalidated:
+                raise
+        return self._look_once()
+
+    def _look_once(self) -> list[Row]:
+        with self.engine.execution_options(isolation_level="READ COMMITTED").begin() as connection:
+            # Compiling the statement takes a hundred times longer than running it.
+            connection.execute(text("SET LOCAL jit = off"))
+            return list(connection.execute(self._look))
 
     def nodes(self) -> tuple[NodeStatus, ...]:
         """The registered nodes, oldest first. Raises as :meth:`status`."""

@@ -92,7 +92,8 @@ class Watched:
     ----------
     outcome : str or None
         None: still watching. ``evicted``: it is out, by this process or another. ``rejoined``: it has joined anew.
-        ``alive``: its heartbeat goes on, and nothing was done.
+        ``alive``: its heartbeat goes on, and nothing was done. (So it does where a worker of a release before migration
+        0005 has been expelled.)
     still_sec, needed_sec : float
         For how long its heartbeat has stood still before this process's eyes, and for how long it has to.
     """
@@ -160,6 +161,9 @@ def evict(engine: Engine, names: Names, member: Member) -> Iterator[Watched]:
         outcome = _over(member, now)
         if outcome is not None or now is None:
             yield Watched(outcome, 0.0, member.timeout_sec)
+            return
+        if began is not None and began[0].expelled and now.state != "away" and now.beat != began[0].beat:
+            yield Watched("alive", 0.0, now.timeout_sec)  # of a release that does not know of this
             return
         if began is None or began[0].beat != now.beat or asked - looked > PATIENCE_SEC:
             began = now, time.monotonic()

@@ -143,6 +143,18 @@ def test_one_that_is_paused_loses_its_tokens_when_its_lease_has_ended(engine: En
     assert cluster.overlaps() == {}
 
 
+def test_a_worker_that_does_not_heed_it_is_told_of(engine: Engine) -> None:
+    """Of a release that knows nothing of expelling."""
+    add(engine, "w9", age=0, timeout=15)
+    member = found(engine, "w9")
+    expel(engine, NAMES, member)
+    watched = evict(engine, NAMES, member)
+    assert next(watched).outcome is None
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE sync_node SET last_heartbeat = clock_timestamp()"))
+    assert outcome(watched) == "alive"
+
+
 def test_two_that_evict_one_node_do_no_harm(engine: Engine) -> None:
     add(engine, "w9")
     member = found(engine, "w9")
