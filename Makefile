@@ -8,7 +8,7 @@ RUN     = $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo shop test load chaos queue-chaos model simulate lint format bench bench-queue clean
+.PHONY: help demo shop test load chaos queue-chaos model simulate docs lint format bench bench-queue clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ SEEDS ?= 20000
 
 simulate: $(VENV)/.ready ## Run the simulation of the coordinator on more seeds (SEED=first SEEDS=count)
 	SEED=$(or $(SEED),100000) SEEDS=$(SEEDS) $(RUN)/python -m pytest tests/simulation/test_seeds.py -m chaos -q
+
+docs: $(VENV)/.ready ## Build the documentation site, build/docs/html/index.html; a warning is an error
+	$(RUN)/python -m sphinx -q -W --keep-going -b html -d build/docs/doctrees docs build/docs/html
 
 lint: $(VENV)/.ready ## Check style, types and the direction of imports
 	$(RUN)/ruff check .
