@@ -17,6 +17,7 @@ __all__ = [
     "EmbeddedUnavailable",
     "FenceNotApplicable",
     "FilterNotApplicable",
+    "ForkedJob",
     "InvalidJob",
     "InvalidPattern",
     "InvalidPayload",
@@ -78,6 +79,10 @@ class NotRunning(JobsyncError):
 
 class OperationRefused(JobsyncError):
     """What an operator asked for would do harm, or is about something that is not there. Nothing has been changed."""
+
+
+class ForkedJob(NotRunning):
+    """A job was started before this process was forked: its thread and its connection are its parent's, not its own."""
 
 
 class UnstableTaskId(JobsyncError, TypeError):

@@ -653,6 +653,7 @@ def _forget_in_child() -> None:
     """A forked child has no loop: it owns nothing, and leaves the parent's connection alone."""
     for coordinator in list(_running):
         coordinator.ownership = Ownership(coordinator._config.total_tokens, 0)
+        coordinator.ownership.doubt()  # so that whoever asks gets to where it is said that this is a fork
         coordinator._certain = False
         coordinator._state = "stopped"
         # New ones: the parent's may have been locked at the moment of the fork.

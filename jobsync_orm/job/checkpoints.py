@@ -147,6 +147,7 @@ class CheckpointCalls(TaskCalls):
         if isinstance(claim, Claim):
             return claim.claimed.life, claim.epoch
         if not self.is_running:
+            self.check_process()
             raise NotRunning(f"{self.node_name} is not running and owns nothing")
         life, known = self._life()
         return life or NO_LIFE, known

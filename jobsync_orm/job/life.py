@@ -16,7 +16,7 @@ from sqlalchemy import Engine
 
 from jobsync_orm.config import CoordinationConfig
 from jobsync_orm.coordinator import Coordinator
-from jobsync_orm.exceptions import ConfigurationError, NotRunning
+from jobsync_orm.exceptions import ConfigurationError, ForkedJob, NotRunning
 from jobsync_orm.hashing import hasher
 from jobsync_orm.logs import fields
 from jobsync_orm.naming import Names
@@ -99,12 +99,15 @@ class Life:
             Why this node may not join.
         NotRunning
             It has been started before.
+        ForkedJob
+            By the process that this one is a fork of.
 
         Whatever is raised, Ctrl-C included, this node has left the cluster again.
         """
         config = self.coordination_config
         if config is None:
             return self
+        self.check_process()
         with self._lifecycle:
             self._pid = os.getpid()  # a job made before a fork lives in the process that starts it
             if self._coordinator is not None or self._stopped:
@@ -217,7 +220,17 @@ class Life:
         """``time.time()`` of the last heartbeat that was answered; None if none was, and in standalone mode."""
         return None if self._coordinator is None else self._coordinator.last_beat_at
 
+    def check_process(self) -> None:
+        """Raise ForkedJob in a fork of the process that started this job."""
+        if self._coordinator is not None and os.getpid() != self._pid:
+            raise ForkedJob(
+                f"{self.node_name} was started by process {self._pid}, and this process, {os.getpid()}, is a fork of "
+                "it, in which it has neither thread nor connection and owns nothing. Make and start a Job in each "
+                "process after the fork: in gunicorn's post_worker_init, uWSGI's @postfork, the initializer of a pool"
+            )
+
     def _running(self) -> Coordinator:
+        self.check_process()
         if self._coordinator is None:
             raise NotRunning(f"{self.node_name} has not been started: use `with Job(...) as job:` or job.start()")
         return self._coordinator
@@ -226,6 +239,7 @@ class Life:
         config = self.coordination_config
         if config is None:
             raise NotRunning(f"{self.node_name} is standalone and has no database")
+        self.check_process()
         with self._engine_guard:
             if self._engine is None:
                 self._engine = config.application_engine()

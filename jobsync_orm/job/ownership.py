@@ -37,6 +37,8 @@ class OwnershipCalls(Life):
         ------
         UnstableTaskId, InvalidTaskId
             The id cannot be hashed to the same token by every worker.
+        ForkedJob
+            The job was started before this process was forked.
         """
         token = self._token_of(task.id if type(task) is Task else task)
         coordinator = self._coordinator
@@ -45,6 +47,7 @@ class OwnershipCalls(Life):
         view = coordinator.ownership.view
         if clock_gettime(CLOCK) < view.valid_until:
             return view.owned[token] == 1
+        self.check_process()
         return coordinator.ownership.decide(token)
 
     def task_to_token(self, task_id: Any) -> int:
@@ -54,6 +57,7 @@ class OwnershipCalls(Life):
     @property
     def my_tokens(self) -> set[int]:
         """The tokens this node owns, as a new set; all of them in standalone mode."""
+        self.check_process()
         if self.coordination_config is None:
             return set(range(self.total_tokens))
         return self._coordinator.ownership.view.tokens() if self._coordinator else set()

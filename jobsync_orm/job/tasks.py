@@ -269,6 +269,7 @@ class TaskCalls(OwnershipCalls):
         if self.coordination_config is None:
             return None
         if not life or not self.is_running:
+            self.check_process()
             return ClaimRefused(f"{self.node_name} is not running and owns nothing", "not running", None)
         return self._claim_book().refusal(key, token, life, known)
 

@@ -66,6 +66,9 @@ class Owner(Protocol):
     def audience(self) -> Audience:
         """Who is told what happens."""
 
+    def check_process(self) -> None:
+        """Raise ForkedJob if the job is that of the process which this one is a fork of."""
+
     def held_view(self) -> View | None:
         """What this node owned at its last refresh; None if it does not run. The commit fence asks for it."""
 
@@ -88,6 +91,8 @@ def owned_by(entity: Any, job: Owner) -> ColumnElement[bool]:
         The model's tokens are those of another appname or schema than the job's, or ``job`` is no job.
     NotRunning
         The job has not been started or has been stopped; at execution too.
+    ForkedJob
+        This process is a fork of the job's; at execution too.
     """
     if token_mapper(entity) is None:
         raise FilterNotApplicable(
@@ -142,6 +147,7 @@ def running_name(job: Owner) -> str:
     process's.
     """
     if not getattr(job, "is_running", True):
+        job.check_process()
         raise NotRunning(
             f"{job.node_name} is not running and owns nothing: use `with Job(...) as job:` or job.start() first, and "
             "query before it is stopped"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
-from jobsync_orm.exceptions import ConfigurationError, NotRunning
+from jobsync_orm.exceptions import ConfigurationError, ForkedJob, NotRunning
 from jobsync_orm.job import Job
 from jobsync_orm.job.life import check_node_name
 from jobsync_orm.logs import fields
@@ -199,9 +199,16 @@ class JobWorker:
             No handler is registered, or ``job`` has a worker already.
         NotRunning
             It has been started before, or ``job`` does not run.
+        ForkedJob
+            By the process that this one is a fork of.
         TimeoutError, NodeNameInUse, ClusterMismatch, SchemaNotReady, PooledConnection
             See :meth:`Job.start() <jobsync_orm.Job.start>`.
         """
+        if self._pump is not None and os.getpid() != self._pid:
+            raise ForkedJob(
+                f"this worker was started by process {self._pid}, which this one is a fork of: make and start a "
+                "JobWorker after the fork"
+            )
         with self._lifecycle:
             if self._pump is not None or self._stopped:
                 raise NotRunning("this worker has been started or stopped before; make a new JobWorker")
@@ -253,6 +260,7 @@ class JobWorker:
         job = self._given
         if job is not None:
             if not job.is_running or job.coordination_config is None:
+                job.check_process()
                 raise NotRunning(f"{job.node_name} does not run: start it before its JobWorker")
             if job.names != self.queue.names:
                 raise ConfigurationError(f"{job.node_name} is a node of another cluster than the queue's")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import threading
 import time
@@ -207,16 +206,6 @@ def test_engine_of_the_application(engine: Engine) -> None:
     finally:
         held.close()
         small.dispose()
-
-
-def test_a_forked_child_owns_nothing(config: CoordinationConfig) -> None:
-    with Job("w1", config) as job:
-        assert job.can_claim_task(1)
-        child = os.fork()
-        if child == 0:
-            os._exit(1 if job.can_claim_task(1) else 0)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert job.can_claim_task(1)
 
 
 def test_other_appname_and_schema_is_another_cluster(database: URL) -> None:

@@ -38,6 +38,9 @@ class HeldJob(FakeJob):
     view: View | None = field(default_factory=lambda: view_of(MINE, 7))
     is_running: bool = True
 
+    def check_process(self) -> None:
+        pass
+
     def held_view(self) -> View | None:
         return self.view
 
