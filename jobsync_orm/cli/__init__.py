@@ -19,7 +19,19 @@ def application() -> typer.Typer:
     """The whole command line."""
     import typer
 
-    from jobsync_orm.cli import cluster, db, demo, locks, members, planning, queue, resharding, tasks, worker
+    from jobsync_orm.cli import (
+        cluster,
+        db,
+        demo,
+        doctor,
+        locks,
+        members,
+        planning,
+        queue,
+        resharding,
+        tasks,
+        worker,
+    )
 
     app = typer.Typer(
         help="Share one PostgreSQL table between several workers.",
@@ -31,6 +43,7 @@ def application() -> typer.Typer:
     app.command()(cluster.nodes)
     app.command()(cluster.tokens)
     app.command()(cluster.rebalances)
+    app.command()(doctor.doctor)
     app.command()(tasks.where)
     app.command()(tasks.audit)
     app.add_typer(locks.app, name="locks")
