@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,11 +61,13 @@ ROWS = (
 INTRODUCTION = """# Benchmarks of the queue
 
 Written by `make bench-queue`; do not edit. The same jobs (about 100 bytes of JSON, no work) through this library and
-others, on one server, in turns. `benchmarks/queue/steps.py` says how each number is made. Numbers are medians of the
-passes; rates are jobs per second. Machines differ, so only ratios within a run mean something. The other libraries
-enqueue without a transaction of the application's, on one connection: one round trip, that of the INSERT. This one does
-so through a SQLAlchemy `Session`: two round trips, as the id is known before COMMIT, and what SQLAlchemy does for a
-transaction, which the bare INSERT shows. What compares with theirs is `submit()`.
+others, on one server, in turns. `benchmarks/queue/steps.py` and `endurance.py` say how each number is made. Numbers are
+medians of the passes; rates are jobs per second. Machines differ, and one differs from hour to hour, so only ratios
+within a run mean something.
+
+The others enqueue without a transaction of the application's, on one connection: one round trip, that of the INSERT.
+This one does so through a SQLAlchemy `Session`: two round trips, as the id is known before COMMIT, and what SQLAlchemy
+does for a transaction, which the bare INSERT shows. What compares with theirs is `submit()`.
 """
 
 
@@ -79,41 +81,74 @@ def _number(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def table(lines: Sequence[Line]) -> str:
-    """Markdown: a row for each of ROWS that was measured."""
+class _Medians:
+    """The median of each thing measured, by what and by pair."""
 
-    def median(what: str, pair: Pair) -> float | None:
-        values = [
-            line["value"]
-            for line in lines
-            if line.get("what") == what and (line["peer"], line["config"]) == pair and line["value"] is not None
-        ]
-        return statistics.median(values) if values else None
+    def __init__(self, lines: Sequence[Line]) -> None:
+        found: dict[tuple[str, Pair], list[float]] = {}
+        for line in lines:
+            if line.get("value") is not None:
+                found.setdefault((line["what"], (line["peer"], line["config"])), []).append(line["value"])
+        self._values = {key: statistics.median(values) for key, values in found.items()}
+        self.pairs = sorted({pair for _, pair in found}, key=lambda pair: (pair[0] != "ours", pair != OURS, pair))
 
-    pairs = sorted({(line["peer"], line["config"]) for line in lines if line["step"] != "run"}, key=lambda p: p != OURS)
-    ours = [pair for pair in pairs if pair[0] == "ours"]
-    head = ["", *(f"{peer}, {config}" for peer, config in pairs), "must reach", "is", "reached"]
-    out = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    def of(self, what: str, pair: Pair) -> float | None:
+        return self._values.get((what, pair))
+
+    def ours(self, row: Row) -> tuple[Pair, float] | None:
+        """Ours, in the default configuration or in the best; None if it was not measured."""
+        pairs = [pair for pair in self.pairs if pair[0] == "ours"] if row.best else [OURS]
+        found = [(pair, value) for pair in pairs if (value := self.of(row.what, pair)) is not None]
+        return max(found, key=lambda pair_and_value: pair_and_value[1], default=None)
+
+
+def _name(pair: Pair) -> str:
+    peer, config = pair
+    return f"{'this library' if peer == 'ours' else peer}, {config}"
+
+
+def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
+
+
+def _required(medians: _Medians) -> Iterator[Sequence[str]]:
     for row in ROWS:
-        mine = [value for pair in (ours if row.best else [OURS]) if (value := median(row.what, pair)) is not None]
-        if not mine:
+        if (mine := medians.ours(row)) is None:
             continue
-        best = max(mine)
-        theirs = median(row.of or row.what, row.peer)
-        target, value, reached = "–", "–", "–"
-        if row.times is not None and theirs is not None:
-            target = f"{row.times:g} × {', '.join(row.peer)}"
-            value, ok = f"{best / theirs:.3g} ×", best >= row.times * theirs
-            reached = "yes" if ok else "**no**"
-        elif row.least is not None or row.most is not None:
-            bound = row.least if row.least is not None else row.most
-            assert bound is not None
-            target = f"{'≥' if row.least is not None else '≤'} {bound:g}"
-            ok = best >= bound if row.least is not None else best <= bound
-            value, reached = _number(best), "yes" if ok else "**no**"
-        cells = [row.what, *(_number(median(row.what, pair)) for pair in pairs), target, value, reached]
-        out.append(f"| {' | '.join(cells)} |")
-    return "\n".join(out)
+        pair, value = mine
+        what, is_ = row.what, _number(value)
+        if row.times is not None:
+            theirs = medians.of(row.of or row.what, row.peer)
+            if theirs is None:
+                continue
+            what += f" ({pair[1]}) / {row.of or 'the same'} of {', '.join(row.peer)}"
+            is_ = f"{value / theirs:.2f} = {_number(value)} / {_number(theirs)}"
+            must, reached = f"≥ {row.times:g}", value >= row.times * theirs
+        elif row.least is not None:
+            must, reached = f"≥ {row.least:g}", value >= row.least
+        elif row.most is not None:
+            must, reached = f"≤ {row.most:g}", value <= row.most
+        else:
+            continue
+        yield what, is_, must, "yes" if reached else "**no**"
+
+
+def table(lines: Sequence[Line]) -> str:
+    """Markdown: what must be reached, and all figures, of what was measured."""
+    medians = _Medians(lines)
+    figures = [
+        [what, *(_number(medians.of(what, pair)) for pair in medians.pairs)]
+        for what in dict.fromkeys(row.what for row in ROWS)
+        if any(medians.of(what, pair) is not None for pair in medians.pairs)
+    ]
+    return "\n\n".join(
+        [
+            "## What must be reached",
+            _markdown(["", "is", "must be", "reached"], _required(medians)),
+            "## All figures",
+            _markdown(["", *map(_name, medians.pairs)], figures),
+        ]
+    )
 
 
 def write(files: Sequence[Path]) -> None:

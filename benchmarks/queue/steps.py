@@ -23,8 +23,8 @@ DRAINED = {
     ("ours", "one thread"): 50_000,
     ("pgqueuer", "default"): 10_000,
     ("pgqueuer", "batch 1000, pool of 4"): 40_000,
-    ("procrastinate", "default"): 1_000,
-    ("procrastinate", "concurrency 10"): 1_000,
+    ("procrastinate", "default"): 500,
+    ("procrastinate", "concurrency 10"): 500,
 }
 
 
@@ -74,7 +74,7 @@ def enqueue(peer: str, config: str) -> Iterator[Line]:
 
 
 def latency(peer: str, config: str) -> Iterator[Line]:
-    """From the return of enqueue to the job's start, one job each 0.05 s, an idle worker."""
+    """From the return of enqueue to the job's start, one job each 0.04 s, an idle worker."""
     warm, jobs = 5, 350
     with Arena(peer, config) as arena, arena.producer() as producer:
         arena.start(numbers=warm + jobs)
@@ -87,7 +87,7 @@ def latency(peer: str, config: str) -> Iterator[Line]:
             time.sleep(max(0.0, due - time.monotonic()))
             producer.one(number)
             returned[number] = time.monotonic()
-            due += 0.05
+            due += 0.04
         arena.wait_for(warm + jobs)
         starts = arena.told.starts(warm + jobs)
         waits = sorted((starts[n] - returned[n]) * 1000 for n in range(warm, warm + jobs))
