@@ -13,6 +13,8 @@
     Run a worker until it is killed; its jobs call ``sink.hit``.
 ``fill(connection, rows, kind)``
     Put ``rows`` rows that are ``finished``, or ``future`` ones, beside the jobs.
+``figures(dsn, times)``
+    Of this library only: how long its figures take, in ms, so many times.
 ``WAITING``
     SQL that says whether a job is not finished, ``future`` ones aside.
 """
