@@ -63,7 +63,7 @@ INTRODUCTION = """# Benchmarks of the queue
 Written by `make bench-queue`; do not edit. The same jobs (about 100 bytes of JSON, no work) through this library and
 others, on one server, in turns. `benchmarks/queue/steps.py` and `endurance.py` say how each number is made. Numbers are
 medians of the passes; rates are jobs per second. Machines differ, and one differs from hour to hour, so only ratios
-within a run mean something.
+within a run mean something; what is compared is of one run.
 
 The others enqueue without a transaction of the application's, on one connection: one round trip, that of the INSERT.
 This one does so through a SQLAlchemy `Session`: two round trips, as the id is known before COMMIT, and what SQLAlchemy
@@ -156,7 +156,7 @@ def write(files: Sequence[Path]) -> None:
     lines = read(files)
     runs = [line for line in lines if line["step"] == "run"]
     about = [
-        f"- {time.strftime('%Y-%m-%d', time.gmtime(run['at']))}: {run['cpus']} cores, PostgreSQL {run['postgresql']}"
+        f"- {time.strftime('%Y-%m-%d %H:%M', time.gmtime(run['at']))}: {run['cpus']} cores, PostgreSQL {run['postgresql']}"
         f" (fsync {run['fsync']}), {', '.join(f'{name} {number}' for name, number in run['versions'].items())}"
         for run in runs
     ]
