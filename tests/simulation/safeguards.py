@@ -73,6 +73,7 @@ def _boasting(coordinator: Coordinator) -> None:
 
 CHURN = {"join": 4, "leave": 4, "restart": 2, "pin": 4, "unpin": 2}
 REJOINS = {"join": 3, "pause": 5, "stall": 5, "restart": 5, "reset": 3, "packets lost": 2}
+ORDERS = {"join": 4, "leave": 1, "drain": 5, "undrain": 4, "expel": 4}
 PROMOTIONS = {"join": 4, "leave": 2, "promotion": 5, "starve": 3}
 
 SAFEGUARDS = {
@@ -91,6 +92,8 @@ SAFEGUARDS = {
     "a plan is for the members it was made for": Weakening(("publish_any_revision",), mix=REJOINS),
     "tokens of an earlier life are taken up at a new epoch": Weakening(("refresh_any_epoch",), mix=REJOINS),
     "a cluster formed anew rests": Weakening(("reform_without_rest",), mix=PROMOTIONS),
+    "a drained node is asked for its tokens": Weakening(("drained_is_gone",), mix=ORDERS),
+    "who is expelled keeps its tokens until it has heard of it": Weakening(("expel_evicts",), mix=ORDERS),
     "a commit is fenced": Weakening(fence="none"),
     "the fence compares epochs": Weakening(fence="any epoch", mix=CHURN),
     "the fence knows the epoch of the begin": Weakening(fence="epoch at commit", mix=CHURN),

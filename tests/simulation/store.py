@@ -115,7 +115,7 @@ class Store:
     weakened : iterable of str
         Conditions left out of the statements, to show that the checks notice: ``release_any_mark``,
         ``force_without_applied``, ``publish_any_revision``, ``refresh_any_epoch``,
-        ``evict_any_heartbeat``, ``reform_without_rest``.
+        ``evict_any_heartbeat``, ``reform_without_rest``, ``drained_is_gone``, ``expel_evicts``.
     """
 
     def __init__(
@@ -415,6 +415,9 @@ class Store:
         if row is None:
             return []
         self.now.nodes[name] = row._replace(expelled=True)
+        if "expel_evicts" in self.weakened:
+            self._next_epoch(members=True)
+            self._retire(row, False)
         channels = (self.names.node_channel(name), self.names.cluster_channel)
         return [(name, *map(self._notify, channels))]
 
@@ -496,6 +499,8 @@ class Store:
     def snapshot(self, seen: Tables, backend: Backend) -> list[Row]:
         now = self.clock()
         rows = sorted(seen.nodes.values(), key=_ordinal)
+        if "drained_is_gone" in self.weakened:
+            rows = [row for row in rows if row.name not in seen.drained]
         members = [[row.name, row.weight, row.state, row.name in seen.drained] for row in rows]
         pins = [[p.token_id, p.patterns] for p in seen.pins.values() if p.expires_at is None or p.expires_at > now]
         expiry = min((p.expires_at for p in seen.pins.values() if p.expires_at and p.expires_at > now), default=None)
