@@ -156,7 +156,8 @@ def write(files: Sequence[Path]) -> None:
     lines = read(files)
     runs = [line for line in lines if line["step"] == "run"]
     about = [
-        f"- {time.strftime('%Y-%m-%d %H:%M', time.gmtime(run['at']))}: {run['cpus']} cores, PostgreSQL {run['postgresql']}"
+        f"- {time.strftime('%Y-%m-%d %H:%M', time.gmtime(run['at']))}: {run['cpus']} cores,"
+        f" PostgreSQL {run['postgresql']}"
         f" (fsync {run['fsync']}), {', '.join(f'{name} {number}' for name, number in run['versions'].items())}"
         for run in runs
     ]
