@@ -29,7 +29,7 @@ class Trigger:
 
 @dataclass(frozen=True, slots=True)
 class TokenColumn:
-    """A stored column that the token function computes, of a table that holds rows.
+    """A stored column that the token function computes, of a table that holds rows: generated, or kept by a trigger.
 
     Attributes
     ----------
@@ -72,6 +72,10 @@ class Dependents:
     obstacles: tuple[str, ...]
 
 
+# The trigger that keeps the column which the CHECK ``o`` guards: its function has the name of the CHECK.
+_KEEPER = """SELECT z.oid FROM pg_trigger z JOIN pg_proc f ON f.oid = z.tgfoid
+            WHERE z.tgrelid = o.conrelid AND f.proname = o.conname AND z.tgname ~ '^zz_'"""
+
 _COLUMNS = """
     SELECT format('%I.%I', n.nspname, c.relname), a.attname, pg_get_expr(d.adbin, d.adrelid),
         ARRAY(SELECT k.attname::text FROM pg_depend p JOIN pg_attribute k
@@ -90,11 +94,29 @@ _COLUMNS = """
     JOIN pg_class c ON c.oid = d.adrelid AND c.relkind <> 'p'
     JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE EXISTS (SELECT 1 FROM pg_depend p WHERE p.classid = 'pg_attrdef'::regclass AND p.objid = d.oid
-        AND p.refclassid = 'pg_proc'::regclass AND p.refobjid = to_regprocedure(:function))
-    ORDER BY 1, 2"""
+        AND p.refclassid = 'pg_proc'::regclass AND p.refobjid = to_regprocedure(:function))"""
+
+# Columns that a trigger of ours keeps and a CHECK guards (jobsync_orm.migrate.online). The trigger stays on: it
+# computes the token anew whatever is written. Rows that the CHECK would refuse now are those that need it.
+_KEPT = f"""
+    SELECT format('%I.%I', n.nspname, c.relname), 'token_id',
+        format('CASE WHEN %s THEN token_id END', pg_get_expr(o.conbin, o.conrelid)),
+        ARRAY['token_id'], ARRAY[]::text[],
+        ARRAY(SELECT ARRAY[t.tgname::text, t.tgenabled::text] FROM pg_trigger t
+            WHERE t.tgrelid = c.oid AND NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.oid <> ({_KEEPER})
+            ORDER BY t.tgname),
+        pg_relation_size(c.oid) / current_setting('block_size')::int,
+        CASE WHEN c.reltuples >= 0 THEN c.reltuples::bigint END, pg_total_relation_size(c.oid),
+        c.relkind::text, pg_has_role(c.relowner, 'USAGE')
+    FROM pg_constraint o
+    JOIN pg_class c ON c.oid = o.conrelid AND c.relkind <> 'p'
+    JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE ({_KEEPER}) IS NOT NULL AND EXISTS (SELECT 1 FROM pg_depend p
+        WHERE p.classid = 'pg_constraint'::regclass AND p.objid = o.oid
+        AND p.refclassid = 'pg_proc'::regclass AND p.refobjid = to_regprocedure(:function))"""
 
 # Indexes, constraints and materialized views that keep what the function has computed.
-_OTHERS = """
+_OTHERS = f"""
     SELECT CASE c.relkind WHEN 'm' THEN 'materialized view' ELSE 'index' END, c.oid::regclass::text
     FROM pg_depend p
     LEFT JOIN pg_rewrite r ON p.classid = 'pg_rewrite'::regclass AND r.oid = p.objid
@@ -105,7 +127,7 @@ _OTHERS = """
     SELECT 'constraint', conname || ' of ' || coalesce(nullif(conrelid, 0)::regclass::text, contypid::regtype::text)
     FROM pg_depend p JOIN pg_constraint o ON o.oid = p.objid
     WHERE p.classid = 'pg_constraint'::regclass AND p.refclassid = 'pg_proc'::regclass
-        AND p.refobjid = to_regprocedure(:function)
+        AND p.refobjid = to_regprocedure(:function) AND ({_KEEPER}) IS NULL
     ORDER BY 1, 2"""
 
 
@@ -116,7 +138,8 @@ def dependents(connection: Connection, names: Names) -> Dependents:
     owned = text("SELECT pg_has_role(proowner, 'USAGE') FROM pg_proc WHERE oid = to_regprocedure(:function)")
     if not connection.execute(owned, function).scalar_one_or_none():
         obstacles.append(f"this role does not own the function {function['function']}")
-    for row in connection.execute(text(_COLUMNS.replace("::", r"\:\:")), function):
+    columns_sql = f"{_COLUMNS} UNION ALL {_KEPT} ORDER BY 1, 2"
+    for row in connection.execute(text(columns_sql.replace("::", r"\:\:")), function):
         table, column, expression, keys, always, triggers, pages, rows, size, kind, ours = row
         if kind != "r":
             obstacles.append(f"{table} is no ordinary table: its column {column} cannot be computed anew")

@@ -13,6 +13,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from jobsync_orm import CoordinationConfig, Job, JobQueue, TokenOwned, migrate
 from jobsync_orm.exceptions import ClusterMismatch, ConfigurationError, LockConflict, OperationRefused
 from jobsync_orm.hashing import task_to_token
+from jobsync_orm.migrate import online
 from jobsync_orm.migrate.fence import create_ownership_fence
 from jobsync_orm.naming import Names
 from jobsync_orm.operate import Operations, Resharded, add_pin, evict, find_member, list_pins, reshard, survey
@@ -294,3 +295,52 @@ def test_numbers_that_cannot_be(engine: Engine, total: object) -> None:
         survey(engine, NAMES, total)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="total_tokens="):
         reshard(engine, NAMES, total)  # type: ignore[arg-type]
+
+
+class TestColumnsThatATriggerKeeps:
+    """As op.add_token_column makes them."""
+
+    def test_are_computed_anew(self, engine: Engine) -> None:
+        with engine.begin() as connection:
+            connection.execute(text("CREATE TABLE item (id int PRIMARY KEY, sku text NOT NULL, touched int DEFAULT 0)"))
+            connection.execute(text("INSERT INTO item (id, sku) SELECT n, 'k' || n FROM generate_series(1, 300) n"))
+            connection.execute(text(PARTED))
+        online.add_token_column(engine, "item", key="sku")
+        online.add_token_column(engine, "parted", key_sql="lower(sku)")
+        create_ownership_fence(engine, "item", undeclared="refuse")
+        with engine.begin() as connection:
+            connection.execute(text(TOUCHING))
+        found = survey(engine, NAMES, NEW)
+        assert found.obstacles == ()
+        assert [table.table for table in found.tables] == ["public.item", "public.parted_0", "public.parted_1"]
+        done = reshard(engine, NAMES, NEW)
+        assert done.tables == 3
+        with engine.begin() as connection:
+            for table, key in (("item", "sku"), ("parted", "lower(sku)")):
+                rows = connection.execute(text(f"SELECT {key} AS key, token_id FROM {table}")).all()
+                assert {row.key: row.token_id for row in rows} == {row.key: task_to_token(row.key, NEW) for row in rows}
+            assert connection.scalar(text("SELECT sum(touched) FROM item")) == 0
+            off = "SELECT count(*) FROM pg_trigger WHERE tgrelid = CAST('item' AS regclass) AND tgenabled <> 'O'"
+            assert connection.scalar(text(off)) == 0
+
+    def test_a_check_of_the_applications_own_is_in_the_way_still(self, engine: Engine) -> None:
+        with engine.begin() as connection:
+            connection.execute(text("CREATE TABLE item (id int PRIMARY KEY, sku text NOT NULL)"))
+        online.add_token_column(engine, "item", key="sku")
+        with engine.begin() as connection:
+            connection.execute(text("ALTER TABLE item ADD CONSTRAINT k CHECK (sync_token_of(sku) >= 0)"))
+        (obstacle,) = survey(engine, NAMES, NEW).obstacles
+        assert obstacle.startswith("constraint k of item keeps tokens")
+
+
+PARTED = """
+    CREATE TABLE parted (id int, sku text NOT NULL, PRIMARY KEY (id)) PARTITION BY HASH (id);
+    CREATE TABLE parted_0 PARTITION OF parted FOR VALUES WITH (MODULUS 2, REMAINDER 0);
+    CREATE TABLE parted_1 PARTITION OF parted FOR VALUES WITH (MODULUS 2, REMAINDER 1);
+    INSERT INTO parted SELECT n, 'P' || n FROM generate_series(1, 200) n;
+"""
+TOUCHING = """
+    CREATE FUNCTION touch() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN NEW.touched := NEW.touched + 1; RETURN NEW; END $$;
+    CREATE TRIGGER on_write BEFORE UPDATE ON item FOR EACH ROW EXECUTE FUNCTION touch();
+"""
