@@ -8,7 +8,7 @@ RUN     = $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo shop test load chaos queue-chaos model simulate docs lint format bench bench-queue clean
+.PHONY: help demo shop test load chaos queue-chaos model simulate docs lint format audit bench bench-queue clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,8 +69,17 @@ format: $(VENV)/.ready ## Format the code
 	$(RUN)/ruff check --fix .
 	$(RUN)/ruff format .
 
+# In an environment of its own, with what a user installs: the newest releases that the requirements allow.
+AUDIT_ENV = .venv-audit
+
+audit: pyproject.toml ## Look the dependencies up in a database of known vulnerabilities (needs the network)
+	$(PYTHON) -m venv $(AUDIT_ENV)
+	$(AUDIT_ENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(AUDIT_ENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip-audit -e '.[test]'
+	$(AUDIT_ENV)/bin/pip-audit --skip-editable
+
 clean: ## Remove the environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
+	rm -rf $(VENV) $(AUDIT_ENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
 
 # An environment for each library; the original's has no room for ours.
 BENCH_ENV   = benchmarks/.venv

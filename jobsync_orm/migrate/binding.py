@@ -148,8 +148,9 @@ def _engine(bind: Any) -> tuple[Engine, bool]:
         # spend.
         return _new_engine(CoordinationConfig(engine=bind).sqlalchemy_url()), True
     raise ConfigurationError(
-        f"cannot migrate with {bind!r}: give an Engine, a Connection, an AsyncEngine or a CoordinationConfig "
-        "(an AsyncConnection by `await connection.run_sync(migrate.upgrade)`)"
+        # Not shown: it may well be a URL with a password.
+        f"cannot migrate with a {type(bind).__name__}: give an Engine, a Connection, an AsyncEngine or a "
+        "CoordinationConfig (an AsyncConnection by `await connection.run_sync(migrate.upgrade)`)"
     )
 
 
