@@ -76,7 +76,8 @@ audit: pyproject.toml ## Look the dependencies up in a database of known vulnera
 	$(PYTHON) -m venv $(AUDIT_ENV)
 	$(AUDIT_ENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(AUDIT_ENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip-audit -e '.[test]'
-	$(AUDIT_ENV)/bin/pip-audit --skip-editable
+	$(AUDIT_ENV)/bin/python -m pip freeze --exclude-editable > $(AUDIT_ENV)/installed.txt
+	$(AUDIT_ENV)/bin/pip-audit --strict --disable-pip --no-deps --requirement $(AUDIT_ENV)/installed.txt
 
 clean: ## Remove the environment and caches
 	rm -rf $(VENV) $(AUDIT_ENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build

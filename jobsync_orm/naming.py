@@ -23,6 +23,8 @@ __all__ = [
     "OWNERSHIP_LOST",
     "OWNER_UNDECLARED",
     "Names",
+    "is_identifier",
+    "is_storable",
     "literal",
     "quote",
 ]
@@ -50,6 +52,16 @@ NOT_HELD = "JO003"
 _SEPARATOR = "\x1f"
 
 _APPNAME = re.compile(r"[a-z_][a-z0-9_]*\Z")
+
+
+def is_storable(text: str) -> bool:
+    """Whether PostgreSQL can store ``text``: it has no NUL and no lone surrogate."""
+    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def is_identifier(name: object) -> bool:
+    """Whether PostgreSQL can keep ``name`` as the name of something, as it is."""
+    return isinstance(name, str) and is_storable(name) and 0 < len(name.encode()) <= MAX_IDENTIFIER
 
 
 def quote(identifier: str) -> str:
@@ -102,9 +114,7 @@ class Names:
                 f"appname {self.appname!r} has {len(self.appname)} characters; at most {MAX_APPNAME} fit into "
                 "PostgreSQL's 63-byte identifiers"
             )
-        if self.schema is not None and (
-            not self.schema or "\0" in self.schema or len(self.schema.encode("utf-8", "replace")) > 63
-        ):
+        if self.schema is not None and not is_identifier(self.schema):
             raise ConfigurationError(f"schema {self.schema!r} must be a name of 1 to 63 bytes, or None")
 
     def bare(self, kind: str) -> str:

@@ -24,10 +24,10 @@ from sqlalchemy import Engine, TextClause, text
 from jobsync_orm.coordinator.session import array
 from jobsync_orm.exceptions import ConfigurationError, InvalidPattern, LockConflict
 from jobsync_orm.like import can_meet, compile_pattern
-from jobsync_orm.naming import Names
+from jobsync_orm.naming import Names, is_storable
 from jobsync_orm.sqlstates import repeated
 
-__all__ = ["Pin", "PinBoard", "check_conflicts", "patterns_of"]
+__all__ = ["Pin", "PinBoard", "check_conflicts", "patterns_of", "reason_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,22 @@ def patterns_of(task_id: str, node_patterns: str | Sequence[str]) -> tuple[str, 
             raise InvalidPattern(f"task {task_id!r}: an empty node pattern matches no node; '%' matches every node")
         compile_pattern(pattern)  # cached, so that ten thousand pins to one pattern check it once
     return patterns
+
+
+def reason_of(task_id: str, reason: str | None) -> str | None:
+    """The reason given for a pin, checked.
+
+    Raises
+    ------
+    ConfigurationError
+        It has a character that PostgreSQL cannot store.
+    """
+    if reason is not None and not is_storable(reason):
+        raise ConfigurationError(
+            f"task {task_id!r}: reason={reason[:80]!r} has a NUL character or a lone surrogate, which PostgreSQL "
+            "cannot store: leave it out"
+        )
+    return reason
 
 
 class PinBoard:

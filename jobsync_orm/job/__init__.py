@@ -51,5 +51,5 @@ class Job(CheckpointCalls, SessionCalls, PinCalls, ClusterCalls):
     TypeError
         ``date`` is no date.
     ConfigurationError
-        ``node_name`` is no text of 1 to 200 characters without NUL.
+        ``node_name`` is no text of 1 to 200 characters without NUL and lone surrogates.
     """

@@ -19,7 +19,7 @@ from jobsync_orm.coordinator import Coordinator
 from jobsync_orm.exceptions import ConfigurationError, ForkedJob, NotRunning
 from jobsync_orm.hashing import hasher
 from jobsync_orm.logs import fields
-from jobsync_orm.naming import Names
+from jobsync_orm.naming import Names, is_storable
 from jobsync_orm.observe import Audience, NodeStopped
 
 __all__ = ["Life", "check_node_name"]
@@ -29,8 +29,10 @@ logger = logging.getLogger("jobsync_orm")
 
 def check_node_name(node_name: Any) -> None:
     """Raise ConfigurationError if no node may have this name."""
-    if not isinstance(node_name, str) or not 0 < len(node_name) <= 200 or "\0" in node_name:
-        raise ConfigurationError(f"node_name {node_name!r} must be text of 1 to 200 characters without NUL")
+    if not isinstance(node_name, str) or not 0 < len(node_name) <= 200 or not is_storable(node_name):
+        raise ConfigurationError(
+            f"node_name {node_name!r} must be text of 1 to 200 characters without NUL and lone surrogates"
+        )
 
 
 class Life:

@@ -7,7 +7,7 @@ from typing import Any
 
 from jobsync_orm.hashing import task_key
 from jobsync_orm.job.ownership import OwnershipCalls
-from jobsync_orm.pins import Pin, PinBoard, patterns_of
+from jobsync_orm.pins import Pin, PinBoard, patterns_of, reason_of
 from jobsync_orm.status import ClusterReader
 from jobsync_orm.tasks import Task
 
@@ -112,7 +112,7 @@ class PinCalls(OwnershipCalls):
     def _pin(self, task_id: Any, node_patterns: str | Sequence[str], reason: str | None) -> Pin:
         id = task_id.id if isinstance(task_id, Task) else task_id
         key = task_key(id)
-        return Pin(key, self._token_of(id), patterns_of(key, node_patterns), reason)
+        return Pin(key, self._token_of(id), patterns_of(key, node_patterns), reason_of(key, reason))
 
     def clear_lock(self, task_id: Task | Any) -> bool:
         """Delete the pin of one task. Returns whether there was one; False in standalone mode."""

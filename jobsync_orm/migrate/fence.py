@@ -67,6 +67,7 @@ from jobsync_orm.naming import (
     OWNER_UNDECLARED,
     OWNERSHIP_LOST,
     Names,
+    is_identifier,
     literal,
     quote,
 )
@@ -159,9 +160,7 @@ class _Fence:
         if self.undeclared not in ("allow", "refuse"):
             raise ConfigurationError(f'undeclared={self.undeclared!r} must be "allow" or "refuse"')
         for what, name in (("table", self.table), ("schema", self.schema)):
-            if name is not None and (
-                not isinstance(name, str) or not name or "\0" in name or len(name.encode()) > MAX_IDENTIFIER
-            ):
+            if name is not None and not is_identifier(name):
                 raise ConfigurationError(f"{what}={name!r} must be a name of 1 to {MAX_IDENTIFIER} bytes")
 
     def _qualified(self, name: str) -> str:

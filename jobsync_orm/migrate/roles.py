@@ -32,7 +32,7 @@ from jobsync_orm.migrate.rights import HIDDEN
 from jobsync_orm.migrate.rights import SEQUENCES as SEQUENCE_RIGHTS
 from jobsync_orm.migrate.rights import TABLES as TABLE_RIGHTS
 from jobsync_orm.models import for_app
-from jobsync_orm.naming import DEFAULT_APPNAME, MAX_IDENTIFIER, Names, literal, quote
+from jobsync_orm.naming import DEFAULT_APPNAME, MAX_IDENTIFIER, Names, is_identifier, literal, quote
 
 __all__ = ["grants", "setup"]
 
@@ -170,6 +170,6 @@ def _roles(**named: str | None) -> Mapping[str, str]:
 
 
 def _name(what: str, name: object) -> str:
-    if not isinstance(name, str) or not name or "\0" in name or len(name.encode()) > MAX_IDENTIFIER:
-        raise ConfigurationError(f"{what}={name!r} must be a name of 1 to {MAX_IDENTIFIER} bytes")
-    return name
+    if isinstance(name, str) and is_identifier(name):
+        return name
+    raise ConfigurationError(f"{what}={name!r} must be a name of 1 to {MAX_IDENTIFIER} bytes")

@@ -19,7 +19,7 @@ from jobsync_orm.exceptions import ConfigurationError
 from jobsync_orm.hashing import task_key, task_to_token
 from jobsync_orm.naming import Names
 from jobsync_orm.operate.missing import no_cluster, ready
-from jobsync_orm.pins import Pin, PinBoard, patterns_of
+from jobsync_orm.pins import Pin, PinBoard, patterns_of, reason_of
 
 __all__ = ["StoredPin", "add_pin", "list_pins"]
 
@@ -123,7 +123,7 @@ def add_pin(
         Nothing is stored.
     """
     key = task_key(task_id)
-    patterns = patterns_of(key, node_patterns)
+    patterns, reason = patterns_of(key, node_patterns), reason_of(key, reason)
     settings = text(f"SELECT total_tokens, hash_function FROM {names.text('cluster')}")
     with ready(names):
         rows, _ = Autocommit(engine).repeat(settings, {})

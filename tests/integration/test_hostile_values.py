@@ -74,7 +74,7 @@ def test_tasks_pins_and_checkpoints(tables: Engine) -> None:
 def test_patterns_are_read_as_postgresql_reads_them(tables: Engine) -> None:
     patterns = [value for value in TEXTS if not value.endswith("\\")]
     with Job("w1", CoordinationConfig(engine=tables, **QUICK)) as job:  # type: ignore[arg-type]
-        job.register_locks_bulk([(f"task {place}", pattern) for place, pattern in enumerate(patterns)])
+        job.register_locks_bulk([(f"task {place}", pattern, None) for place, pattern in enumerate(patterns)])
         stored = {lock["task_id"]: lock["node_patterns"] for lock in job.list_locks()}
         assert stored == {f"task {place}": [pattern] for place, pattern in enumerate(patterns)}
         with pytest.raises(JobsyncError):

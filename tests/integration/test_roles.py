@@ -97,9 +97,9 @@ def place(server: Server) -> Iterator[Place]:
 
 def grant(place: Place) -> None:
     script = roles.grants(worker=place.names["worker"], monitor=place.names["monitor"], tables=["item"])
-    arguments = place.owner.url.translate_connect_args(username="user", database="dbname")
-    with psycopg.connect(**arguments, autocommit=True) as connection:
-        connection.execute(script.encode())
+    with place.owner.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        driver: Any = connection.connection.driver_connection
+        driver.execute(script.encode())
 
 
 def denied(engine: Engine, *statements: str) -> None:
@@ -308,7 +308,7 @@ def test_tables_that_another_role_has_made(server: Server) -> None:
 
 
 class TestRefused:
-    @pytest.mark.parametrize("name", ["", "a\0b", "x" * 64, 7])
+    @pytest.mark.parametrize("name", ["", "a\0b", "x" * 64, "\ud800", 7])
     def test_names(self, name: Any) -> None:
         with pytest.raises(ConfigurationError, match="must be a name of 1 to 63 bytes"):
             roles.setup(owner="o", worker=name)

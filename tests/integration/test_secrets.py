@@ -145,7 +145,7 @@ def test_settings_that_are_refused(url: URL, said: list[str]) -> None:
 
 def test_other_ways_to_name_the_database(url: URL, said: list[str]) -> None:
     parts = CoordinationConfig(
-        host=url.host or "",
+        host=str(url.host or url.query["host"]),  # of the embedded server it is a folder
         port=url.port or 5432,
         dbname=url.database or "",
         user=url.username or "",

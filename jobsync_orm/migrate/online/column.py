@@ -14,7 +14,7 @@ from sqlalchemy import Connection, text
 
 from jobsync_orm.exceptions import ConfigurationError
 from jobsync_orm.migrate.binding import raw
-from jobsync_orm.naming import MAX_IDENTIFIER, Names, literal, quote
+from jobsync_orm.naming import MAX_IDENTIFIER, Names, is_identifier, literal, quote
 
 __all__ = ["Column", "Found", "Wanted", "look", "refuse_unfit"]
 
@@ -41,9 +41,7 @@ class Wanted:
 
     def __post_init__(self) -> None:
         for what, name in (("table", self.table), ("schema", self.schema), ("key", self.key)):
-            if name is not None and (
-                not isinstance(name, str) or not name or "\0" in name or len(name.encode()) > MAX_IDENTIFIER
-            ):
+            if name is not None and not is_identifier(name):
                 raise ConfigurationError(f"{what}={name!r} must be a name of 1 to {MAX_IDENTIFIER} bytes")
 
     def check_key(self) -> None:
