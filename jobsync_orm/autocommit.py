@@ -6,6 +6,9 @@ for a minute right here holds no lock for a minute.
 Such a transaction is of the isolation level that is the default of the database or the role. READ COMMITTED waits for
 who writes a row and goes on from what that one has left; the others end with a serialization failure there, and under
 all of them two may meet in a deadlock. Nothing has been done then: the statement is sent again, in a new snapshot.
+
+Of an engine from :func:`bounded` the server gives up a statement that takes too long. The limit is the transaction's,
+not the session's: through a pooler the connection goes to others afterwards.
 """
 
 from __future__ import annotations
@@ -17,14 +20,29 @@ from sqlalchemy import Engine, TextClause
 from sqlalchemy.exc import DBAPIError
 
 from jobsync_orm.sqlstates import repeated
+from jobsync_orm.status import WITHIN
 
-__all__ = ["Autocommit", "instant", "listed", "micros"]
+__all__ = ["Autocommit", "bounded", "instant", "limit_of", "listed", "micros"]
+
+# Execution option of an engine.
+LIMIT = "jobsync_within_sec"
 
 Row = Sequence[Any]
 
 
+def bounded(engine: Engine, within_sec: float) -> Engine:
+    """``engine``, on whose statements by this library the server spends ``within_sec`` seconds each at most."""
+    return engine.execution_options(**{LIMIT: within_sec})
+
+
+def limit_of(engine: Engine) -> float | None:
+    """Seconds that a statement on ``engine`` may take. None: any time."""
+    limit: float | None = engine.get_execution_options().get(LIMIT)
+    return limit
+
+
 class Autocommit:
-    """Executes statements on connections of ``engine``, without BEGIN and COMMIT.
+    """Executes statements on connections of ``engine``, without BEGIN and COMMIT unless it is :func:`bounded`.
 
     ``explained`` may give the error to raise instead of the database's.
     """
@@ -32,14 +50,20 @@ class Autocommit:
     def __init__(
         self, engine: Engine, explained: Callable[[DBAPIError], Exception | None] = lambda error: None
     ) -> None:
-        self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._limit = limit_of(engine)
+        level = "AUTOCOMMIT" if self._limit is None else "READ COMMITTED"
+        self._engine = engine.execution_options(isolation_level=level)
         self._explained = explained
 
     def execute(self, statement: TextClause, values: Mapping[str, object]) -> list[Row]:
         """The rows of a statement that must not be sent twice."""
 
         def send() -> list[Row]:
-            with self._engine.connect() as connection:
+            if self._limit is None:
+                with self._engine.connect() as connection:
+                    return list(connection.execute(statement, values))
+            with self._engine.begin() as connection:
+                connection.execute(WITHIN, {"limit": f"{self._limit * 1000:.0f}"})
                 return list(connection.execute(statement, values))
 
         try:

@@ -21,6 +21,7 @@ def application() -> typer.Typer:
 
     from jobsync_orm.cli import (
         cluster,
+        dashboard,
         db,
         demo,
         doctor,
@@ -53,6 +54,7 @@ def application() -> typer.Typer:
     app.command()(members.evict)
     app.command()(resharding.reshard)
     app.add_typer(queue.app, name="queue")
+    app.command()(dashboard.dashboard)
     app.add_typer(db.app, name="db")
     app.command()(demo.demo)
     app.command()(worker.worker)

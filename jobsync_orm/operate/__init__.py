@@ -24,22 +24,27 @@ from jobsync_orm.operate.draining import Remaining, drain, undrain, watch_drain
 from jobsync_orm.operate.evicting import Member, Watched, evict, expel, find_member
 from jobsync_orm.operate.jobs import FoundJob, JobFilter, JobFinder
 from jobsync_orm.operate.picture import ClusterStatus, DrainOrder, NodeStatus, NodeTokens, Rebalance, TokenStatus
-from jobsync_orm.operate.pins import StoredPin, add_pin, list_pins
+from jobsync_orm.operate.pins import StoredPin, add_pin, list_pins, parked_pins
 from jobsync_orm.operate.planning import PlannedLoad, PlannedMove, Preview, plan_soon, preview
 from jobsync_orm.operate.queue_depth import QueueDepth, queue_depth
 from jobsync_orm.operate.resharding import Resharded, Survey, reshard, survey
+from jobsync_orm.operate.searching import WALKED, JobsFound, search_jobs
 from jobsync_orm.operate.tasks import Explanation, PatternMatch, PinOnToken, TaskClaim, TaskPlace, explain, where
+from jobsync_orm.operate.throughput import Ended, Throughput, throughput
 from jobsync_orm.operate.trail import AuditEntry, read_audit
 from jobsync_orm.operate.waiting import why_it_waits
 
 __all__ = [
+    "WALKED",
     "AuditEntry",
     "ClusterStatus",
     "DrainOrder",
+    "Ended",
     "Explanation",
     "FoundJob",
     "JobFilter",
     "JobFinder",
+    "JobsFound",
     "Member",
     "NodeStatus",
     "NodeTokens",
@@ -57,6 +62,7 @@ __all__ = [
     "Survey",
     "TaskClaim",
     "TaskPlace",
+    "Throughput",
     "TokenColumn",
     "TokenStatus",
     "Watched",
@@ -68,12 +74,15 @@ __all__ = [
     "explain",
     "find_member",
     "list_pins",
+    "parked_pins",
     "plan_soon",
     "preview",
     "queue_depth",
     "read_audit",
     "reshard",
+    "search_jobs",
     "survey",
+    "throughput",
     "undrain",
     "watch_drain",
     "where",

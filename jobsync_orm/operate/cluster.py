@@ -1,7 +1,9 @@
 """Look at a cluster from outside.
 
 A look is one statement (after one that turns off compiling it), so that nodes, tokens and marks are those of one
-moment. It reads every token row, which takes a few milliseconds for the usual 10,000 tokens.
+moment. It reads every token row, which takes a few milliseconds for the usual 10,000 tokens. Who looks again and again
+leaves that out while no token can have moved (:meth:`Operations.again`): tokens move by a plan, which raises the epoch,
+and then by their owners' release of those that are marked.
 
 | statement | locks | if the process stops right there |
 |---|---|---|
@@ -16,7 +18,7 @@ from typing import Any
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
 
-from jobsync_orm.autocommit import Autocommit, Row
+from jobsync_orm.autocommit import Autocommit, Row, limit_of
 from jobsync_orm.coordinator.pinning import allowed_nodes
 from jobsync_orm.coordinator.statements import lock_key
 from jobsync_orm.exceptions import ConfigurationError
@@ -31,6 +33,7 @@ from jobsync_orm.operate.picture import (
     Rebalance,
     TokenStatus,
 )
+from jobsync_orm.status import WITHIN
 
 __all__ = ["Operations"]
 
@@ -63,7 +66,7 @@ class Operations:
             WITH tally AS MATERIALIZED (
                 SELECT t.node, t.next_node, count(*) AS tokens,
                     count(*) FILTER (WHERE t.drain_deadline < clock_timestamp()) AS overdue
-                FROM {token} t GROUP BY 1, 2),
+                FROM {token} t WHERE CAST(:counted AS boolean) GROUP BY 1, 2),
             held AS MATERIALIZED (
                 SELECT l.pid, (CAST(l.classid AS bigint) << 32) | CAST(l.objid AS bigint) AS key
                 FROM pg_catalog.pg_locks l
@@ -71,7 +74,7 @@ class Operations:
                     (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())),
             pinned AS (
                 SELECT l.token_id, l.node_patterns FROM {lock} l JOIN {token} t ON t.token_id = l.token_id
-                WHERE (l.expires_at IS NULL OR l.expires_at > clock_timestamp())
+                WHERE CAST(:counted AS boolean) AND (l.expires_at IS NULL OR l.expires_at > clock_timestamp())
                     AND NOT EXISTS (SELECT 1 FROM {node} n WHERE n.name = t.node))
             SELECT clock_timestamp(), c.total_tokens, c.hash_function, c.epoch,
                 CAST(extract(epoch FROM c.rest_until - clock_timestamp()) AS float8),
@@ -102,30 +105,37 @@ class Operations:
         SchemaNotReady
             The tables are missing, empty, or of an older revision.
         """
+        return self._picture(self._row(counted=True), None)
+
+    def again(self, before: ClusterStatus) -> ClusterStatus:
+        """:meth:`status` for who has just looked: tokens are counted anew only if some may have moved since ``before``.
+
+        What somebody has written to the token table by hand is not seen.
+        """
+        settled = before.tokens.unowned == before.tokens.draining == 0
+        if settled:
+            row = self._row(counted=False)
+            _, total, _, epoch, _, _, _, found, *_ = row
+            names = [node["name"] for node in found or ()]
+            if (total, epoch, names) == (before.total_tokens, before.epoch, [node.name for node in before.nodes]):
+                return self._picture(row, before.tokens)
+        return self.status()
+
+    def _row(self, *, counted: bool) -> Row:
         with ready(self.names):
-            rows = self._read_look()
+            rows = self._read_look(counted)
         if not rows:
             raise no_cluster(self.names)
-        at, total, hash_function, epoch, rest, tally, pinned, found, last, orders = rows[0]
+        return rows[0]
+
+    def _picture(self, row: Row, known: TokenStatus | None) -> ClusterStatus:
+        at, total, hash_function, epoch, rest, tally, pinned, found, last, orders = row
         resting = rest if rest is not None and rest > 0 else None
         leader = next((n["name"] for n in found or () if n["can_lead"] and n["state"] != "away"), None)
         members = {n["name"]: _condition(n) for n in found or ()}
-        counts = _counts(tally or (), members)
+        counts = _counts(tally or (), members) if known is None else {one.node: one for one in known.nodes}
         nodes = tuple(_node(n, members[n["name"]], leader, epoch, counts[n["name"]]) for n in found or ())
-        owned = sum(node.tokens.owned for node in nodes)
-        takers = [node.name for node in nodes if node.condition != "away" and not node.drained]
-        allowed = allowed_nodes([(token, patterns) for token, patterns in pinned or ()], takers)
-        unowned = sum(count for *_, count, _ in tally or ()) - owned
-        nobody = not takers and any(node.drained for node in nodes)
-        tokens = TokenStatus(
-            total,
-            owned,
-            unowned,
-            unowned if nobody else sum(1 for names in allowed.values() if not names),
-            sum(count for _, aim, count, _ in tally or () if aim is not None),
-            sum(overdue for *_, overdue in tally or ()),
-            tuple(node.tokens for node in nodes),
-        )
+        tokens = _tokens(total, nodes, tally or (), pinned or ()) if known is None else known
         problems = _problems(nodes, tokens, leader, resting)
         return ClusterStatus(
             self.names.appname,
@@ -147,20 +157,22 @@ class Operations:
             not problems,
         )
 
-    def _read_look(self) -> list[Row]:
+    def _read_look(self, counted: bool) -> list[Row]:
         """The rows of the look, once more if the pool's connection turns out to be broken."""
         try:
-            return self._look_once()
+            return self._look_once(counted)
         except DBAPIError as error:
             if not error.connection_invalidated:
                 raise
-        return self._look_once()
+        return self._look_once(counted)
 
-    def _look_once(self) -> list[Row]:
+    def _look_once(self, counted: bool) -> list[Row]:
         with self.engine.execution_options(isolation_level="READ COMMITTED").begin() as connection:
             # Compiling the statement takes a hundred times longer than running it.
             connection.execute(text("SET LOCAL jit = off"))
-            return list(connection.execute(self._look))
+            if (limit := limit_of(self.engine)) is not None:
+                connection.execute(WITHIN, {"limit": f"{limit * 1000:.0f}"})
+            return list(connection.execute(self._look, {"counted": counted}))
 
     def nodes(self) -> tuple[NodeStatus, ...]:
         """The registered nodes, oldest first. Raises as :meth:`status`."""
@@ -215,6 +227,23 @@ def _counts(tally: Any, members: dict[str, Condition]) -> dict[str, NodeTokens]:
     return {name: NodeTokens(name, owned[name], leaving[name], coming[name]) for name in members}
 
 
+def _tokens(total: int, nodes: tuple[NodeStatus, ...], tally: Any, pinned: Any) -> TokenStatus:
+    takers = [node.name for node in nodes if node.condition != "away" and not node.drained]
+    allowed = allowed_nodes([(token, patterns) for token, patterns in pinned], takers)
+    owned = sum(node.tokens.owned for node in nodes)
+    unowned = sum(count for *_, count, _ in tally) - owned
+    nobody = not takers and any(node.drained for node in nodes)
+    return TokenStatus(
+        total,
+        owned,
+        unowned,
+        unowned if nobody else sum(1 for names in allowed.values() if not names),
+        sum(count for _, aim, count, _ in tally if aim is not None),
+        sum(overdue for *_, overdue in tally),
+        tuple(node.tokens for node in nodes),
+    )
+
+
 def _node(node: dict[str, Any], condition: Condition, leader: str | None, epoch: int, tokens: NodeTokens) -> NodeStatus:
     age, timeout = float(node["age"]), float(node["heartbeat_timeout_sec"])
     return NodeStatus(
@@ -262,7 +291,11 @@ def _problems(
     if resting is not None:
         found.append(f"the cluster has been formed anew and rests for {resting:.0f} s: nobody owns anything until then")
     if tokens.parked:
-        why = "every live node is drained" if all(node.drained for node in nodes) else "their pins match no live node"
+        why = (
+            "every live node is drained"
+            if nodes and all(node.drained for node in nodes)
+            else "their pins match no live node"
+        )
         found.append(f"{tokens.parked} tokens are parked: {why}")
     if tokens.unowned > tokens.parked:
         found.append(f"{tokens.unowned - tokens.parked} tokens have no owner yet")

@@ -31,6 +31,13 @@ COLUMNS = (
     *("created_at", "run_at", "started_at", "finished_at", "worker", "error"),
 )
 
+# SQL that says whether a job fits the parameters of a JobFilter.
+FITS = f"""
+    (CAST(:types AS text) IS NULL OR type = ANY ({listed("types", "text")}))
+    AND (CAST(:states AS text) IS NULL OR state = ANY ({listed("states", "text")}))
+    AND (CAST(:key AS text) IS NULL OR key = CAST(:key AS text))
+    AND (CAST(:error AS text) IS NULL OR position(lower(CAST(:error AS text)) IN lower(error)) > 0)"""
+
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
@@ -133,18 +140,13 @@ class JobFinder:
         self._names = names
         self._database = Autocommit(engine)
         job = names.text("job")
-        fits = f"""
-            (CAST(:types AS text) IS NULL OR type = ANY ({listed("types", "text")}))
-            AND (CAST(:states AS text) IS NULL OR state = ANY ({listed("states", "text")}))
-            AND (CAST(:key AS text) IS NULL OR key = CAST(:key AS text))
-            AND (CAST(:error AS text) IS NULL OR position(lower(CAST(:error AS text)) IN lower(error)) > 0)"""
         waits = "CASE WHEN state IN ('scheduled', 'retrying', 'blocked') THEN run_at END AS run_at"
         columns = ", ".join(waits if name == "run_at" else name for name in COLUMNS)
         self._older = text(f"""
-            SELECT {columns} FROM {job} WHERE id < :edge AND {fits} ORDER BY id DESC LIMIT :most""")
-        self._newer = text(f"SELECT {columns} FROM {job} WHERE id > :edge AND {fits} ORDER BY id LIMIT :most")
-        self._count = text(f"SELECT count(*) FROM {job} WHERE {fits}")
-        self._ids = text(f"SELECT id FROM {job} WHERE {fits} ORDER BY id")
+            SELECT {columns} FROM {job} WHERE id < :edge AND {FITS} ORDER BY id DESC LIMIT :most""")
+        self._newer = text(f"SELECT {columns} FROM {job} WHERE id > :edge AND {FITS} ORDER BY id LIMIT :most")
+        self._count = text(f"SELECT count(*) FROM {job} WHERE {FITS}")
+        self._ids = text(f"SELECT id FROM {job} WHERE {FITS} ORDER BY id")
         self._span = text(f"SELECT coalesce(min(id), 0), coalesce(max(id), 0) FROM {job}")
 
     def page(

@@ -2,7 +2,7 @@
 
 | statement | locks | if the process stops right there |
 |---|---|---|
-| list | nothing | nothing |
+| list, parked | nothing | nothing |
 | add, clear | see ``jobsync_orm/pins.py`` | see there |
 """
 
@@ -14,14 +14,20 @@ from dataclasses import dataclass
 
 from sqlalchemy import Engine, text
 
-from jobsync_orm.autocommit import Autocommit
+from jobsync_orm.autocommit import Autocommit, Row
 from jobsync_orm.exceptions import ConfigurationError
 from jobsync_orm.hashing import task_key, task_to_token
 from jobsync_orm.naming import Names
 from jobsync_orm.operate.missing import no_cluster, ready
 from jobsync_orm.pins import Pin, PinBoard, patterns_of, reason_of
 
-__all__ = ["StoredPin", "add_pin", "list_pins"]
+__all__ = ["StoredPin", "add_pin", "list_pins", "parked_pins"]
+
+# A StoredPin, of lock l.
+PIN = (
+    "l.task_id, l.token_id, l.node_patterns, l.reason, l.created_by, l.created_at, l.expires_at,"
+    " coalesce(l.expires_at <= clock_timestamp(), false), l.ephemeral"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +88,45 @@ def list_pins(
     if limit < 1:
         raise ConfigurationError(f"limit={limit!r} must be at least 1")
     found = text(f"""
-        SELECT task_id, token_id, node_patterns, reason, created_by, created_at, expires_at,
-            coalesce(expires_at <= clock_timestamp(), false), ephemeral
-        FROM {names.text("lock")}
+        SELECT {PIN} FROM {names.text("lock")} l
         WHERE (CAST(:creator AS text) IS NULL OR created_by = CAST(:creator AS text))
             AND (:expired OR expires_at IS NULL OR expires_at > clock_timestamp())
         ORDER BY created_at DESC, task_id LIMIT :most""")
     with ready(names):
         rows, _ = Autocommit(engine).repeat(found, {"creator": created_by, "expired": expired, "most": limit})
-    return [
-        StoredPin(task, token, tuple(patterns) if isinstance(patterns, list) else (), *more)
-        for task, token, patterns, *more in rows
-    ]
+    return [_stored(row) for row in rows]
+
+
+def parked_pins(engine: Engine, names: Names, *, limit: int = 100) -> list[StoredPin]:
+    """Pins that count, on tokens nobody has: what parks them. By token, the older pin of a token first.
+
+    Parameters
+    ----------
+    engine, names : Engine, Names
+        The cluster.
+    limit : int
+        At most so many.
+
+    Raises
+    ------
+    ConfigurationError, SchemaNotReady
+        As :func:`list_pins`.
+    """
+    if limit < 1:
+        raise ConfigurationError(f"limit={limit!r} must be at least 1")
+    found = text(f"""
+        SELECT {PIN} FROM {names.text("lock")} l JOIN {names.text("token")} t ON t.token_id = l.token_id
+        WHERE (l.expires_at IS NULL OR l.expires_at > clock_timestamp())
+            AND NOT EXISTS (SELECT 1 FROM {names.text("node")} n WHERE n.name = t.node)
+        ORDER BY l.token_id, l.created_at, l.task_id LIMIT :most""")
+    with ready(names):
+        rows, _ = Autocommit(engine).repeat(found, {"most": limit})
+    return [_stored(row) for row in rows]
+
+
+def _stored(row: Row) -> StoredPin:
+    task, token, patterns, *more = row
+    return StoredPin(task, token, tuple(patterns) if isinstance(patterns, list) else (), *more)
 
 
 def add_pin(

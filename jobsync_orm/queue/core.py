@@ -13,7 +13,7 @@ from sqlalchemy import Engine, TextClause, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from jobsync_orm.autocommit import Autocommit, Row
+from jobsync_orm.autocommit import Autocommit, Row, limit_of
 from jobsync_orm.config import POOL_SIZE, CoordinationConfig
 from jobsync_orm.coordinator.admission import MISSING, not_ready
 from jobsync_orm.exceptions import ConfigurationError, SchemaNotReady
@@ -137,7 +137,7 @@ class QueueCore:
     def _walk(self, statement: TextClause, values: Mapping[str, object], within_sec: float | None = None) -> list[Row]:
         """The rows of a statement that is to walk the indexes it is written for, whatever the statistics say.
 
-        The server gives up after ``within_sec`` seconds.
+        The server gives up after ``within_sec`` seconds, or after the engine's own limit.
 
         The settings for that are the transaction's, as the connection is the application's. If this process stops in
         the middle, the server rolls back before long.
@@ -145,6 +145,7 @@ class QueueCore:
         try:
             with self.engine.execution_options(isolation_level="READ COMMITTED").begin() as connection:
                 connection.execute(WALK)
+                within_sec = limit_of(self.engine) if within_sec is None else within_sec
                 if within_sec is not None:
                     connection.execute(WITHIN, {"limit": f"{within_sec * 1000:.0f}"})
                 return list(connection.execute(statement, values))

@@ -1,4 +1,4 @@
-"""The wheel holds the migrations, and finds them where there is no checkout."""
+"""The wheel holds the migrations and the dashboard's files, and finds them where there is no checkout."""
 
 from __future__ import annotations
 
@@ -72,6 +72,9 @@ def test_the_wheel_holds_migrations_and_types(wheel: Path) -> None:
         "jobsync_orm/_migrations/script.py.mako",
         "jobsync_orm/py.typed",
     } <= names
+    static = {path.name for path in (ROOT / "jobsync_orm" / "web" / "static").iterdir()}
+    assert {"index.html", "main.js", "dashboard.css"} <= static
+    assert {f"jobsync_orm/web/static/{name}" for name in static} <= names
     assert not {name for name in names if name.startswith(("tests/", "migrations/"))}
 
 

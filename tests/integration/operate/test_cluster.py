@@ -70,6 +70,34 @@ def test_a_worker_that_is_killed_is_cut_off_then_gone(cluster: Cluster, operatio
     wait_for(lambda: operations.tokens().nodes == (NodeTokens("w1", 10_000, 0, 0),), "w1 has all")
 
 
+def test_looking_again_counts_tokens_only_if_some_may_have_moved(engine: Engine, job: Job) -> None:
+    operations = Operations(engine, Names())
+    before = wait_for(lambda: (s := operations.status()).healthy and s, "w1 has all")
+
+    def count(where: str) -> None:
+        with engine.begin() as connection:
+            connection.execute(text(f"UPDATE sync_token SET node = 'nobody' WHERE {where}"))
+
+    count("token_id < 10")  # behind the library's back, so that it shows who counts
+    again = operations.again(before)
+    assert again.tokens == before.tokens
+    assert again.at > before.at
+    assert [node.tokens for node in again.nodes] == [node.tokens for node in before.nodes]
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE sync_cluster SET epoch = epoch + 1"))
+    counted = operations.again(before)
+    assert counted.tokens.unowned == 10
+    # While something is nobody's or on its way, it is counted each time.
+    count("token_id < 20")
+    assert operations.again(counted).tokens.unowned == 20
+    with engine.begin() as connection:
+        connection.execute(
+            text("INSERT INTO sync_node (name, incarnation, state) VALUES ('w9', gen_random_uuid(), 'active')")
+        )
+        connection.execute(text("UPDATE sync_cluster SET epoch = epoch - 1"))
+    assert operations.again(before).tokens.unowned == 20
+
+
 def test_silence_rest_and_overdue_marks_are_told(engine: Engine, operations: Operations, job: Job) -> None:
     with engine.begin() as connection:
         connection.execute(

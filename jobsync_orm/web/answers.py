@@ -1,0 +1,61 @@
+"""JSON answers, and what an error looks like: ``{"error": "..."}``, never a traceback or a server's own words."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from jobsync_orm.exceptions import JobConflict, JobsyncError, OperationRefused, SchemaNotReady, UnknownJob
+from jobsync_orm.sqlstates import sqlstate
+
+__all__ = ["ERRORS", "Json", "said"]
+
+logger = logging.getLogger("jobsync_orm.web")
+
+QUERY_CANCELED = "57014"
+
+
+class Json(JSONResponse):
+    """An answer that nobody keeps."""
+
+    def __init__(self, content: Any, status_code: int = 200, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(content, status_code, {**(headers or {}), "Cache-Control": "no-store"})
+
+
+def said(error: Exception) -> str:
+    """An error for the person at the browser. A server's own message may name hosts and users: that is for the log."""
+    if isinstance(error, JobsyncError):
+        return str(error)
+    if sqlstate(getattr(error, "orig", None)) == QUERY_CANCELED:
+        return "the database took too long to answer"
+    return "the database does not answer"
+
+
+def _of_library(request: Request, error: Exception) -> Response:
+    status = 404 if isinstance(error, UnknownJob) else 409 if isinstance(error, JobConflict | OperationRefused) else 400
+    return Json({"error": said(error)}, 503 if isinstance(error, SchemaNotReady) else status)
+
+
+def _of_database(request: Request, error: Exception) -> Response:
+    if not isinstance(error, DBAPIError):
+        raise error
+    logger.warning("the dashboard got no answer to %s: %s", request.url.path, error.orig)
+    return Json({"error": said(error)}, 503)
+
+
+def _of_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return Json({"error": error.detail}, error.status_code, error.headers)
+
+
+ERRORS: Mapping[Any, Callable[[Request, Exception], Response]] = {
+    HTTPException: _of_http,
+    JobsyncError: _of_library,
+    SQLAlchemyError: _of_database,
+}

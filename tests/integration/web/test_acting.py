@@ -1,0 +1,155 @@
+"""What may be written, by whom, and what else is refused."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from sqlalchemy import Engine, text
+from starlette.requests import Request
+
+from jobsync_orm import Job, JobQueue
+from jobsync_orm.exceptions import ConfigurationError
+from jobsync_orm.models import JobState
+from jobsync_orm.naming import Names
+from jobsync_orm.operate import Operations
+from jobsync_orm.web import dashboard
+from tests.integration.web.conftest import Client
+
+ACTIONS = ("retry", "cancel", "pause", "resume", "drain", "undrain")
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_read_only_refuses_every_action(client: Client, queue: JobQueue, action: str) -> None:
+    id = queue.submit("mail", {}).id
+    assert client.get("api/session") == {"writes": False, "who": None, "token": None}
+    answer = client.act(action, {"id": id, "node": "w1"})
+    assert (answer.status_code, answer.json()) == (403, {"error": "this dashboard is read-only"})
+    assert queue.status(id).state is JobState.PENDING
+    assert queue.paused() == []
+
+
+def test_writes_need_somebody_who_says_who_it_is(engine: Engine) -> None:
+    with pytest.raises(ConfigurationError, match="needs auth"):
+        dashboard(engine, allow_writes=True)
+    with pytest.raises(ConfigurationError, match="read_auth"):
+        dashboard(engine, auth=lambda request: "ada")
+    with pytest.raises(ConfigurationError, match="function of the request"):
+        dashboard(engine, read_auth="ada")  # type: ignore[arg-type]
+
+
+def test_jobs_are_cancelled_and_retried(writer: Client, queue: JobQueue, caplog: pytest.LogCaptureFixture) -> None:
+    id = queue.submit("mail", {}).id
+    with caplog.at_level(logging.INFO, "jobsync_orm.web"):
+        assert writer.act("cancel", {"id": id}).json() == {"said": f"job {id} is cancelled"}
+    assert queue.status(id).state is JobState.CANCELLED
+    assert writer.act("retry", {"id": id}).json() == {"said": f"job {id} is pending"}
+    assert queue.status(id).state is JobState.PENDING
+    record = next(record for record in caplog.records if record.name == "jobsync_orm.web")
+    assert record.event == "dashboard_action"  # type: ignore[attr-defined]
+    assert record.getMessage() == f"'ada' did cancel {{'id': {id}}}: job {id} is cancelled"
+
+    refused = writer.act("retry", {"id": id})
+    assert refused.status_code == 409
+    assert "is to run anyway" in refused.json()["error"]
+    assert writer.act("retry", {"id": 999}).status_code == 404
+    for wrong in ({"id": "1"}, {"id": True}, {}):
+        assert writer.act("cancel", wrong).status_code == 400
+    assert writer.act("delete", {"id": id}).status_code == 404
+    assert queue.status(id).state is JobState.PENDING
+
+
+def test_the_queue_is_paused_and_resumed(writer: Client, queue: JobQueue) -> None:
+    assert writer.act("pause", {"type": "mail", "reason": "provider down"}).status_code == 200
+    assert writer.act("pause", {}).status_code == 200
+    assert [(pause.type, pause.reason) for pause in queue.paused()] == [(None, "ada"), ("mail", "ada: provider down")]
+    assert writer.get("api/queue")["value"]["paused"][1]["type"] == "mail"
+    assert writer.act("resume", {}).json() == {"said": "the queue goes on"}
+    # What has been written shows at once, not after a second.
+    assert [pause["type"] for pause in writer.get("api/queue")["value"]["paused"]] == ["mail"]
+    assert writer.act("resume", {"type": "other"}).json() == {"said": "type 'other' was not paused"}
+
+
+def test_nodes_are_drained_and_undrained(writer: Client, engine: Engine, job: Job) -> None:
+    refused = writer.act("drain", {"node": "w1"})
+    assert refused.status_code == 409
+    assert "last node" in refused.json()["error"]
+    with engine.begin() as connection:
+        connection.execute(
+            text("INSERT INTO sync_node (name, incarnation, state) VALUES ('w2', gen_random_uuid(), 'active')")
+        )
+    assert writer.act("drain", {"node": "w2", "reason": "disk"}).json() == {"said": "'w2' gives up its tokens"}
+    orders = Operations(engine, Names()).status().drained
+    assert [(order.node, order.by, order.reason) for order in orders] == [("w2", "ada", "disk")]
+    assert writer.act("undrain", {"node": "w2"}).json() == {"said": "'w2' gets tokens again"}
+
+
+def test_only_the_dashboards_own_page_can_write(writer: Client, queue: JobQueue) -> None:
+    id = queue.submit("mail", {}).id
+
+    def status(**headers: str) -> int:
+        return writer.act("cancel", {"id": id}, **headers).status_code
+
+    assert status(**{"sec-fetch-site": "cross-site"}) == 403
+    assert status(**{"sec-fetch-site": "same-site"}) == 403
+    assert status(**{"sec-fetch-site": "none"}) == 403
+    assert status(**{"x-jobsync-token": ""}) == 403
+    assert status(**{"x-jobsync-token": "x" * 43}) == 403
+    assert status(**{"content-type": "text/plain"}) == 415
+    token = writer.get("api/session")["token"]
+
+    def old_browser(**headers: str) -> int:
+        answer = writer.request(
+            "POST", "api/act/cancel", json={"id": id}, headers={"x-jobsync-token": token, **headers}
+        )
+        return int(answer.status_code)
+
+    assert old_browser() == 403
+    assert old_browser(origin="http://evil.example") == 403
+    assert old_browser(origin="null") == 403
+    assert queue.status(id).state is JobState.PENDING
+    writer.cookies.clear()
+    assert old_browser(origin="http://ops.example") == 403
+    assert queue.status(id).state is JobState.PENDING
+    token = writer.get("api/session")["token"]
+    assert old_browser(origin="http://ops.example") == 200
+    assert queue.status(id).state is JobState.CANCELLED
+
+
+def test_the_cookie_is_for_this_site_only(writer: Client) -> None:
+    answer = writer.request("GET", "api/session")
+    cookie = answer.headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=strict" in cookie
+    assert answer.headers["cache-control"] == "no-store"
+
+
+def test_hooks_say_who_may_look_and_who_may_write(engine: Engine, queue: JobQueue) -> None:
+    async def reads(request: Request) -> str | None:
+        return request.headers.get("x-user")
+
+    def writes(request: Request) -> str | None:
+        return "ada" if request.headers.get("x-user") == "ada" else None
+
+    client = Client(dashboard(engine, allow_writes=True, auth=writes, read_auth=reads))
+    id = queue.submit("mail", {}).id
+    for path in ("/", "api/session", "api/cluster", "api/pins", "api/queue", "api/jobs", f"api/jobs/{id}"):
+        assert client.request("GET", path).status_code == 403, path
+        assert client.request("GET", path, headers={"x-user": "bob"}).status_code == 200, path
+    session = client.get("api/session", headers={"x-user": "bob"})
+    assert session == {"writes": True, "who": None, "token": None}
+    token = client.get("api/session", headers={"x-user": "ada"})["token"]
+    headers = {"x-jobsync-token": token, "sec-fetch-site": "same-origin"}
+    refused = client.request("POST", "api/act/cancel", json={"id": id}, headers={**headers, "x-user": "bob"})
+    assert refused.status_code == 403
+    assert queue.status(id).state is JobState.PENDING
+    done = client.request("POST", "api/act/cancel", json={"id": id}, headers={**headers, "x-user": "ada"})
+    assert done.status_code == 200
+    assert queue.status(id).state is JobState.CANCELLED
+
+
+def test_a_request_that_is_no_object_or_too_long(writer: Client) -> None:
+    token = writer.get("api/session")["token"]
+    headers = {"x-jobsync-token": token, "sec-fetch-site": "same-origin", "content-type": "application/json"}
+    for body, status in ((b"[]", 400), (b"{", 400), (b"\xff", 400), (b'{"a": "' + b"x" * 20_000 + b'"}', 413)):
+        assert writer.request("POST", "api/act/retry", content=body, headers=headers).status_code == status
