@@ -85,7 +85,7 @@ class Membership:
         A row left by a crashed process of the same name is taken over, with its tokens, once it is certain that the
         process no longer says yes: its lock was had, and its heartbeat has stood still for longer than it may. That is
         a little more than its grace, if the end of its session has freed the lock; and its whole timeout, if it may
-        have been the end of a server, of which a process whose packets are lost hears nothing.
+        have been the end or a crash of a server, of which a process whose packets are lost hears nothing.
 
         Parameters
         ----------

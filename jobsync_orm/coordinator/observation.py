@@ -8,8 +8,8 @@ node is dead only on this process's own, uninterrupted evidence:
   ``connection_grace_sec``. For a process that has just come, a heartbeat that this very server process has taken counts
   as having seen the lock held: a node beats only while it holds it. So whoever replaces the only worker need not have
   seen it alive. It counts until the own session breaks for the first time: after that, the others' may have broken with
-  it, and they are given the time to come back. After a restart of the server, or on another one that tells nothing of
-  its history, it does not count.
+  it, and they are given the time to come back. After a restart of the server, by itself after a crash of one of its
+  backends too, or on another one that tells nothing of its history, it does not count.
 
 Timeout and grace are those of the node in question, as its row says, so that nodes may be configured differently.
 All evidence is dropped when this node's own session breaks, or when it has not looked for a while. The eviction itself
@@ -44,7 +44,7 @@ class Seen:
     rejoin_grace_sec: float
     locked: bool | None
     beat_here: bool | None = None
-    """Whether the server has taken its last heartbeat since it was started."""
+    """Whether the server has taken its last heartbeat since it was started or has crashed."""
 
 
 @dataclass(frozen=True, slots=True)

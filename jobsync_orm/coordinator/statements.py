@@ -137,11 +137,15 @@ class Statements:
         self.drop_old_session = f"SELECT pg_catalog.pg_terminate_backend($2::int) WHERE {held('$1::text', '$2::int')}"
 
         # -- membership -----------------------------------------------------------------------------------------
+        # Whether the sessions of this heartbeat's time can still be there. If a backend crashes, the server ends all of
+        # them, and goes on with the start time it had; but it begins its statistics anew, as it does when somebody
+        # resets them.
+        beat_here = """last_heartbeat BETWEEN greatest(pg_catalog.pg_postmaster_start_time(),
+            (SELECT pg_catalog.pg_stat_get_bgwriter_stat_reset_time())) AND clock_timestamp()"""
         self.find = (
             "SELECT incarnation, state, last_heartbeat, backend_pid, host, pid,"
             " extract(epoch FROM clock_timestamp() - last_heartbeat), heartbeat_timeout_sec, connection_grace_sec,"
-            " last_heartbeat BETWEEN pg_catalog.pg_postmaster_start_time() AND clock_timestamp()"
-            f" FROM {node} WHERE name = $1::text"
+            f" {beat_here} FROM {node} WHERE name = $1::text"
         )
         # It names the number of tokens: no process that was paused while that was changed joins with the old one.
         self.register = f"""
@@ -197,8 +201,7 @@ class Statements:
                     extract(epoch FROM clock_timestamp() - n.last_heartbeat), n.backend_pid,
                     n.heartbeat_timeout_sec, n.connection_grace_sec, n.rejoin_grace_sec,
                     CASE WHEN $5::bool THEN {held("n.name", "n.backend_pid")} END,
-                    CASE WHEN $5::bool THEN n.last_heartbeat
-                        BETWEEN pg_catalog.pg_postmaster_start_time() AND clock_timestamp() END) AS line
+                    CASE WHEN $5::bool THEN n.{beat_here} END) AS line
                 FROM {node} n WHERE $4::bool OR n.name IN (SELECT name FROM oldest))
             SELECT (SELECT state FROM me), c.epoch, c.revision, c.pins_revision,
                 (SELECT json_agg(name) FROM oldest), (SELECT json_agg(line ORDER BY ordinal) FROM seen),
