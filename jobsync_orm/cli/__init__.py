@@ -31,6 +31,7 @@ def application() -> typer.Typer:
         queue,
         resharding,
         tasks,
+        top,
         worker,
     )
 
@@ -44,6 +45,7 @@ def application() -> typer.Typer:
     app.command()(cluster.nodes)
     app.command()(cluster.tokens)
     app.command()(cluster.rebalances)
+    app.command()(top.top)
     app.command()(doctor.doctor)
     app.command()(tasks.where)
     app.command()(tasks.audit)
