@@ -36,6 +36,9 @@ SHARE = 4
 # Seconds without an answer from which it is said.
 SILENT_SEC = 2.0
 
+# Seconds between two looks while nodes are dead or tokens on their way: that takes about two seconds.
+MOVING_SEC = 0.1
+
 # How often the keys, and what is new, are looked at.
 TICK_SEC = 0.05
 
@@ -111,9 +114,17 @@ class _Looker:
         self._stop.set()
         self._thread.join(0.5)
 
+    def _pace(self) -> float:
+        """Seconds between two looks."""
+        cluster, dead = self.look.cluster, ("cut off", "silent")
+        moving = cluster.tokens.draining or cluster.tokens.unowned > cluster.tokens.parked
+        if cluster.nodes and (moving or any(node.condition in dead for node in cluster.nodes)) and self.error is None:
+            return min(self.interval, MOVING_SEC)
+        return self.interval
+
     def _run(self) -> None:
         took = 0.0
-        while not self._stop.wait(max(self.interval - took, took * (SHARE - 1))):
+        while not self._stop.wait(max(self._pace() - took, took * (SHARE - 1))):
             began = time.monotonic()
             try:
                 look = self._watch.look()
