@@ -20,6 +20,8 @@ STYLES = {
     JobState.CANCELLED: "dim",
     JobState.COMPLETED: "dim",
 }
+WHEN = {"created_at": "enqueued", "run_at": "ready at", "started_at": "begun", "finished_at": "finished"}
+
 # Of an error in a list; all of it is in `queue show`.
 ERROR_LENGTH = 60
 
@@ -131,5 +133,5 @@ def _details(job: JobStatus) -> Iterator[tuple[str, object]]:
     yield "attempts", f"{job.attempt}, {job.failures} failed, at most {job.max_retries} retries"
     for title in ("created_at", "run_at", "started_at", "finished_at", "deadline"):
         at = getattr(job, title)
-        yield title.removesuffix("_at").replace("created", "enqueued"), None if at is None else moment(at)
+        yield WHEN.get(title, title), None if at is None else moment(at)
     yield "worker", job.worker
