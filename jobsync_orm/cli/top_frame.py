@@ -23,6 +23,7 @@ WIDE = 130
 STYLES = {"live": "green", "joining": "yellow", "cut off": "bold red", "silent": "bold red", "away": "dim"}
 ALERT, HEAD, DIM = "bold red", "bold", "dim"
 SHOWN_STATES = (JobState.PENDING, JobState.PROCESSING, JobState.SCHEDULED, JobState.RETRYING, JobState.BLOCKED)
+ALWAYS_SHOWN = (JobState.PENDING, JobState.PROCESSING)
 PLOT_LINES = 4
 NAME_MOST = 24
 
@@ -158,6 +159,8 @@ def _queue(frame: Frame, width: int) -> list[Text]:
     first = Text("queue  ", HEAD)
     for state in SHOWN_STATES:
         number = queue.counts.get(state, 0)
+        if not number and state not in ALWAYS_SHOWN:
+            continue
         about = "~" if state in queue.estimated else ""
         style = "yellow" if state is JobState.RETRYING and number else "not bold" if number else "not bold dim"
         first.append(f"{state} {about}{number}  ", style)
@@ -172,7 +175,7 @@ def _queue(frame: Frame, width: int) -> list[Text]:
     now, failed = (sum(pair[which] for pair in lately) / max(1, len(lately)) for which in (0, 1))
     second.append(f"  completed {now:.1f}/s  ")
     second.append(f"failed {failed:.1f}/s", "red" if failed else DIM)
-    second.append(f"  (10 s; plot: last {age(float(space))})", DIM)
+    second.append(f"  (10 s; plot {age(float(space))})", DIM)
     plot = columns(done, space, PLOT_LINES, float(max(most, 1)))
     labels = [f"{most:>6}/s"] + [""] * (PLOT_LINES - 2) + [f"{0:>6}/s"]
     return [

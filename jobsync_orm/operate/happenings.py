@@ -143,7 +143,7 @@ class Happenings:
             return
         for name, since in self._lost.items():
             took = (now.at - since).total_seconds()
-            self._tell(now, f"all tokens have live owners, {took:.1f} s after {name} was seen to be gone")
+            self._tell(now, f"{name}'s tokens have live owners again, after {took:.1f} s")
         self._lost.clear()
 
     def _tell(self, now: ClusterStatus, what: str, grave: bool = False) -> None:

@@ -105,7 +105,7 @@ def test_a_worker_is_killed_before_the_eyes_of_who_watches(database: URL, make_c
         cluster.workers["w2"].signal(signal.SIGKILL)
         wait_for(lambda: line_of(terminal.screen(), "w2")[1:3] == ["cut", "off"], "w2 is seen to be cut off", 30)
         wait_for(lambda: "10000" in line_of(terminal.screen(), "w1"), "w1 is seen with all tokens", 30)
-        wait_for(lambda: "all tokens have live owners" in terminal.screen(), "the recovery is told of", 30)
+        wait_for(lambda: "w2's tokens have live owners again" in terminal.screen(), "the recovery is told of", 30)
         assert line_of(terminal.screen(), "w2")[1] == "dead"
 
         terminal.press("p")

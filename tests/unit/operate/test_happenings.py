@@ -20,7 +20,7 @@ def test_a_node_that_is_killed_and_its_recovery() -> None:
     assert told(seen) == [
         "w2 is cut off: its session has ended; 5 tokens",
         "w2 has been taken out",
-        "all tokens have live owners, 1.5 s after w2 was seen to be gone",
+        "w2's tokens have live owners again, after 1.5 s",
     ]
     assert [event.grave for event in seen.events] == [False, True, True]
     seen.see(look(32.5, node("w1", 10)))
@@ -31,7 +31,7 @@ def test_parked_tokens_do_not_keep_a_recovery_from_being_told() -> None:
     seen = Happenings()
     seen.see(look(0, node("w1", 5), node("w2", 5, "silent")))
     seen.see(look(3, node("w1", 9), unowned=1, parked=1))
-    assert told(seen)[-1] == "all tokens have live owners, 3.0 s after w2 was seen to be gone"
+    assert told(seen)[-1] == "w2's tokens have live owners again, after 3.0 s"
 
 
 def test_those_who_come_leave_and_come_back() -> None:
