@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from collections.abc import Iterator, Sequence
 
@@ -22,20 +23,24 @@ STYLES = {
 }
 WHEN = {"created_at": "enqueued", "run_at": "ready at", "started_at": "begun", "finished_at": "finished"}
 
+# Their columns are there on a terminal too, where there is little room.
+STATES = (JobState.PENDING, JobState.PROCESSING, JobState.COMPLETED, JobState.FAILED)
+
 # Of an error in a list; all of it is in `queue show`.
 ERROR_LENGTH = 60
 
 
-def stats_parts(found: QueueStats, paused: Sequence[Pause]) -> list[Grid | str]:
-    """The figures of the queue, of all types or of one."""
-    rows = [_stats_row(stats) for stats in found.by_type.values()] if found.type is None else []
-    rows.append(_stats_row(found))
+def stats_parts(found: QueueStats, paused: Sequence[Pause], *, every_state: bool) -> list[Grid | str]:
+    """The figures of the queue, of all types or of one; without ``every_state`` only of states with jobs."""
+    states = [state for state in JobState if every_state or state in STATES or found.counts[state]]
+    rows = [_stats_row(stats, states) for stats in found.by_type.values()] if found.type is None else []
+    rows.append(_stats_row(found, states))
     styles = {
         place: "yellow"
         for place, stats in enumerate(found.by_type.values())
         if stats.workers == 0 and any(stats.counts[state] for state in LIVE)
     }
-    titles = ("type", *(f">{state}" for state in JobState), ">oldest", ">per s", ">failed/s", ">wait p95", ">run p95")
+    titles = ("type", *(f">{state}" for state in states), ">oldest", ">per s", ">failed/s", ">wait p95", ">run p95")
     return [
         Grid((*titles, ">workers"), rows, styles=styles),
         *(["~ is an estimate: finished jobs are in no index"] if found.estimated else []),
@@ -52,11 +57,12 @@ def _forsaken(stats: QueueStats) -> bool:
     return stats.workers == 0 and any(stats.counts[state] for state in LIVE)
 
 
-def _stats_row(stats: QueueStats) -> tuple[object, ...]:
+def _stats_row(stats: QueueStats, states: Sequence[JobState]) -> tuple[object, ...]:
     lately = stats.last_minute
+    counts = {state: stats.counts[state] for state in states}
     return (
         "(all)" if stats.type is None else stats.type,
-        *(f"~{n}" if state in stats.estimated and n else n for state, n in stats.counts.items()),
+        *(f"~{n}" if state in stats.estimated and n else n for state, n in counts.items()),
         age(stats.oldest_pending_sec),
         f"{lately.completed_per_sec:.1f}",
         f"{lately.failed_per_sec:.1f}",
@@ -75,8 +81,8 @@ def job_grid(found: Sequence[FoundJob]) -> Grid:
             job.state,
             job.key,
             f"{job.attempt}" + (f" ({job.failures} failed)" if job.failures else ""),
-            moment(job.created_at),
-            None if job.finished_at is None else moment(job.finished_at),
+            _short(job.created_at),
+            None if job.finished_at is None else _short(job.finished_at),
             job.worker,
             None if job.error is None else _brief(job.error),
         )
@@ -85,6 +91,11 @@ def job_grid(found: Sequence[FoundJob]) -> Grid:
     titles = (">id", "type", "state", "key", "attempt", "enqueued", "finished", "worker", "error")
     styles = {place: STYLES[job.state] for place, job in enumerate(found) if job.state in STYLES}
     return Grid(titles, rows, "no jobs", styles)
+
+
+def _short(at: datetime.datetime) -> str:
+    """A moment of these days, in local time."""
+    return f"{at.astimezone():%m-%d %H:%M:%S}"
 
 
 def _brief(error: str) -> str:

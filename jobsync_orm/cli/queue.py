@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -52,7 +53,7 @@ def stats(
     with _queue(cluster) as queue:
         found, paused = queue.stats(type), queue.paused()
     answer = {**as_json(found), "paused": as_json(paused)}
-    cluster.output.show(answer, *stats_parts(found, paused))
+    cluster.output.show(answer, *stats_parts(found, paused, every_state=not sys.stdout.isatty()))
 
 
 @app.command()
