@@ -15,6 +15,7 @@ import typer
 from sqlalchemy.exc import DBAPIError
 
 from jobsync_orm import JobQueue, JobWorker
+from jobsync_orm.cli.probes import serve_probes
 from jobsync_orm.exceptions import JobsyncError
 from jobsync_orm.logs import fields
 
@@ -30,6 +31,10 @@ FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 class NoQueue(Exception):
     """The queue named on the command line is not to be had; the message says why."""
+
+
+class NoProbes(Exception):
+    """Probes cannot be answered; the message says why."""
 
 
 class NoMetrics(Exception):
@@ -57,6 +62,10 @@ def worker(
         int | None, typer.Option(help="Serve metrics for Prometheus on this port (extra prometheus).", min=1, max=65535)
     ] = None,
     metrics_host: Annotated[str, typer.Option(help="Address that the port is on.")] = "0.0.0.0",
+    health_port: Annotated[
+        int | None, typer.Option(help="Answer /health/live and /health/ready on this port.", min=1, max=65535)
+    ] = None,
+    health_host: Annotated[str, typer.Option(help="Address that this port is on.")] = "0.0.0.0",
     app_dir: Annotated[Path, typer.Option(help="Folder from which MODULE is imported.")] = Path(),
     log_level: Annotated[
         str, typer.Option(help="DEBUG, INFO, WARNING or ERROR, unless the application sets up logging itself.")
@@ -92,14 +101,23 @@ def worker(
         )
         if metrics_port is not None:
             _serve_metrics(worker, metrics_host, metrics_port)
+        if health_port is not None:
+            _serve_probes(worker, health_host, health_port)
         worker.run()
         _end_in_any_case()
-    except (JobsyncError, TimeoutError, NoMetrics) as error:
+    except (JobsyncError, TimeoutError, NoMetrics, NoProbes) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
     except DBAPIError as error:
         typer.echo(f"error: {error.orig}", err=True)
         raise typer.Exit(2) from error
+
+
+def _serve_probes(worker: JobWorker, host: str, port: int) -> None:
+    try:
+        serve_probes(worker, host, port)
+    except OSError as error:
+        raise NoProbes(f"--health-port: {host}:{port} is not to be had: {error}") from error
 
 
 def _serve_metrics(worker: JobWorker, host: str, port: int) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import CHAR, NCHAR, Column, Enum, Integer, String, Uuid, literal_column
+from sqlalchemy import CHAR, NCHAR, Column, Enum, Integer, String, TypeDecorator, Uuid, literal_column
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.expression import ColumnElement
@@ -18,6 +19,9 @@ from jobsync_orm.exceptions import ConfigurationError
 from jobsync_orm.naming import Names
 
 __all__ = ["TokenOf", "check_key_type"]
+
+
+_POSTGRESQL = postgresql.dialect()  # type: ignore[no-untyped-call]
 
 
 class TokenOf(ColumnElement[int]):
@@ -53,7 +57,17 @@ def check_key_type(owner: str, key: Column[Any]) -> None:
         )
 
 
+# Where a type of an application's own may change a value on its way to the database or back, or write SQL around it.
+_CHANGES = ("process_bind_param", "process_result_value", "bind_processor", "result_processor")
+_CHANGES_SQL = ("bind_expression", "column_expression")
+
+
 def _unfit(type_: Any) -> str | None:
+    if isinstance(type_, TypeDecorator):
+        # One that changes nothing, as that of SQLModel's text columns, is what it decorates.
+        if all(getattr(type(type_), name) is getattr(TypeDecorator, name) for name in _CHANGES + _CHANGES_SQL):
+            return _unfit(type_.load_dialect_impl(_POSTGRESQL))
+        return "it may change the value, and its text in the database need not be str() of its value"
     if isinstance(type_, Enum):
         return "an enumeration's label is not its value, and its cast to text is not immutable"
     if isinstance(type_, CHAR | NCHAR):

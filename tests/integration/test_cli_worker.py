@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import textwrap
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -177,6 +179,39 @@ def test_it_serves_metrics(start: Callable[..., subprocess.Popen[str]], database
 
     wait_for(healthy, "it tells that it is healthy", 60)
     process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+def test_it_answers_probes(start: Callable[..., subprocess.Popen[str]], engine: Engine) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        refused = start("--health-port", str(port), "--health-host", "127.0.0.1")
+        _, errors = refused.communicate(timeout=60)
+        assert (refused.returncode, errors.count("\n")) == (2, 1)
+        assert errors.startswith(f"error: --health-port: 127.0.0.1:{port} is not to be had: ")
+    process = start("--health-port", str(port), "--health-host", "127.0.0.1", "--node-name", "w1")
+
+    def probe(path: str) -> tuple[int, Any] | None:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read()
+        except OSError:
+            return None
+
+    wait_for(lambda: probe("/health/ready") == (200, {"status": "ready", "node": "w1", "problems": []}), "it is ready")
+    assert probe("/health/live") == (200, {"status": "live", "node": "w1", "problems": []})
+    found = probe("/elsewhere")
+    assert found is not None
+    assert found[0] == 404
+    add(engine, "slow", '{"seconds": 3}')
+    wait_for(lambda: states(engine) == ["processing"], "a job runs")
+    process.send_signal(signal.SIGTERM)
+    wait_for(lambda: (probe("/health/ready") or (0,))[0] == 503, "not ready while it finishes what runs")
+    assert (probe("/health/live") or (0,))[0] == 200
     process.communicate(timeout=60)
     assert process.returncode == 0
 

@@ -15,6 +15,7 @@ from sqlalchemy import (
     Boolean,
     Column,
     Computed,
+    Dialect,
     Enum,
     Float,
     ForeignKey,
@@ -53,6 +54,21 @@ from jobsync_orm.orm import TokenOwned, enable_sqlite
 
 class Shouting(TypeDecorator[str]):
     impl = String
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        return value and value.upper()
+
+
+class Named(TypeDecorator[str]):
+    """Changes nothing, as that of SQLModel."""
+
+    impl = String
+    cache_ok = True
+
+
+class Padded(TypeDecorator[str]):
+    impl = CHAR
     cache_ok = True
 
 
@@ -165,6 +181,7 @@ def test_sql_as_the_key() -> None:
         (CHAR(3), "pads its value"),
         (Enum(Color), "label is not its value"),
         (Shouting(), "Shouting()"),
+        (Padded(3), "pads its value"),
         (Uuid(native_uuid=False), "native_uuid"),
         (NullType(), "type is not known"),
     ],
