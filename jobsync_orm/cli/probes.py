@@ -1,6 +1,6 @@
 """``jobsync-orm worker --health-port``: a worker's probes over HTTP, from a thread of its own.
 
-``/health/live`` answers as long as the process can answer anything: a worker whose loop ends by itself ends its process.
+``/health/live`` answers as long as the process does: a worker whose loop ends by itself ends its process.
 ``/health/ready`` says whether the worker does its work, with status 200 or 503. Both answer from memory.
 """
 
