@@ -40,12 +40,14 @@ do not meet, except in autogenerate, which would drop tables it does not know. :
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
 
-from jobsync_orm.exceptions import ClusterMismatch, ConfigurationError, SchemaNotReady
+from jobsync_orm.exceptions import ClusterMismatch, ConfigurationError, LockNotAcquired, SchemaNotReady
 from jobsync_orm.migrate.autogenerate import Hooks, hooks, include_name, include_object
 from jobsync_orm.migrate.binding import (
     DEFAULT_HASH_FUNCTION,
@@ -56,6 +58,7 @@ from jobsync_orm.migrate.binding import (
     transaction,
 )
 from jobsync_orm.migrate.inspection import cluster_settings, current_revision, problems
+from jobsync_orm.sqlstates import sqlstate
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -76,6 +79,12 @@ __all__ = [
 # The newest revision, known without Alembic, whose import takes longer than the rest of a start.
 HEAD = "0005"
 
+# Longest that others may have to wait behind an upgrade that waits for a table; how long they are left in peace then;
+# and how long it goes on like that, all in seconds. Lock not available, and a deadlock: a heartbeat takes the tables in
+# another order.
+LOCK_SEC, PAUSE_SEC, PATIENCE_SEC = 1, 2.0, 60
+IN_USE = ("55P03", "40P01")
+
 # Alembic's commands work through module-level proxies. Taken after the advisory lock, never before it: a
 # thread that waits for the database must not keep other threads from theirs.
 _alembic = threading.RLock()
@@ -91,6 +100,9 @@ def upgrade(
     revision: str = "head",
 ) -> None:
     """Create the tables, or bring them to a newer revision.
+
+    Tables that are there are altered while workers use them: a lock that others do not let go of within ``LOCK_SEC``
+    (a dump that reads the tables, say) is given up, so that heartbeats do not queue up behind it, and tried again.
 
     Parameters
     ----------
@@ -117,8 +129,32 @@ def upgrade(
         The tables are of a revision this version of the library does not know.
     ConfigurationError
         A value out of range, or a keyword beside a configuration.
+    LockNotAcquired
+        Others have held the tables for ``PATIENCE_SEC``. Nothing has changed. (Not on a ``Connection``, whose
+        transaction and its time limits are the caller's.)
     """
     cluster = target(bind, appname, schema, total_tokens, hash_function)
+    if isinstance(bind, Connection):
+        _upgrade(bind, cluster, revision)
+        return
+    until = time.monotonic() + PATIENCE_SEC
+    while True:
+        try:
+            _upgrade(bind, cluster, revision)
+            return
+        except DBAPIError as error:
+            if sqlstate(error.orig) not in IN_USE:
+                raise
+            if time.monotonic() > until:
+                raise LockNotAcquired(
+                    f"the tables of appname {cluster.names.appname!r} were in use for all of {PATIENCE_SEC} s: end the "
+                    "transactions that hold them (pg_stat_activity shows them, by xact_start), or wait, and upgrade "
+                    "again. Nothing has changed"
+                ) from error
+        time.sleep(PAUSE_SEC)
+
+
+def _upgrade(bind: Bind, cluster: Target, revision: str) -> None:
     with transaction(bind) as connection:
         # Workers that start together need not take turns, nor import Alembic, to find nothing to do: not if all is
         # done, and not after they have waited for the one that did it.
@@ -126,6 +162,9 @@ def upgrade(
             return
         _serialise(connection, cluster)
         if not _is_at_head(connection, cluster, revision):
+            if bind is not connection:
+                # Not before: for another upgrade one waits as long as it takes.
+                connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_SEC}s'"))
             _run(connection, cluster, "upgrade", revision)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from jobsync_orm import migrate
 from jobsync_orm.config import CoordinationConfig
-from jobsync_orm.exceptions import ClusterMismatch, ConfigurationError, SchemaNotReady
+from jobsync_orm.exceptions import ClusterMismatch, ConfigurationError, LockNotAcquired, SchemaNotReady
 from jobsync_orm.hashing import HASH_FUNCTIONS, task_to_token
 from jobsync_orm.migrate import roles
 from jobsync_orm.models import Cluster, Token, for_app
@@ -383,3 +385,37 @@ def test_jobs_of_a_version_before_keep_their_own_retries_and_timeout(empty: Engi
     migrate.downgrade(empty, revision="0003")
     with empty.connect() as connection:
         assert connection.execute(text("SELECT max_retries, timeout FROM sync_job")).all() == [(7, 5.0)] * 2
+
+
+BEAT = "UPDATE sync_node SET last_heartbeat = clock_timestamp()"
+
+
+def test_heartbeats_do_not_queue_up_behind_an_upgrade(empty: Engine) -> None:
+    """A dump reads the tables for long: an upgrade that waits for it makes everybody wait who comes after it."""
+    migrate.upgrade(empty, total_tokens=3, revision="0004")
+    upgrading = threading.Thread(target=migrate.upgrade, args=(empty,), daemon=True)
+    with empty.connect() as dump:
+        dump.execute(text("SELECT * FROM sync_node"))
+        upgrading.start()
+        waits = text("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = CAST('sync_node' AS regclass)")
+        with empty.connect() as other:
+            deadline = time.monotonic() + 20
+            while not other.scalar(waits):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        with empty.begin() as worker:
+            worker.execute(text("SET LOCAL lock_timeout = '15s'"))
+            worker.execute(text(BEAT))
+        assert migrate.current(empty) == "0004"
+    upgrading.join(30)
+    assert migrate.current(empty) == migrate.HEAD
+
+
+def test_an_upgrade_gives_up_in_the_end(empty: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    migrate.upgrade(empty, total_tokens=3, revision="0004")
+    monkeypatch.setattr(migrate, "PATIENCE_SEC", 0)
+    with empty.connect() as dump:
+        dump.execute(text("SELECT * FROM sync_node"))
+        with pytest.raises(LockNotAcquired, match="Nothing has changed"):
+            migrate.upgrade(empty)
+    assert migrate.current(empty) == "0004"
