@@ -196,14 +196,14 @@ class ProcessJob:
     def job(self) -> Job:
         """The job, started if it has not been, which waits.
 
+        Raises what :meth:`Job.start() <jobsync_orm.Job.start>` raises, too; the next call tries again.
+
         Raises
         ------
         ForkedJob
             It was started before this process was forked.
         NotRunning
             It has been stopped.
-
-        Also what :meth:`Job.start() <jobsync_orm.Job.start>` raises; the next call tries again.
         """
         self._start_soon().result()
         assert self._host is not None
