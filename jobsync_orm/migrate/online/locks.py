@@ -138,14 +138,17 @@ def _holders(connection: Connection, oid: int) -> str:
 
 @contextmanager
 def unlimited(connection: Connection) -> Iterator[None]:
-    """No time limits of the role's or database's for statements that take long and make nobody wait."""
-    names = ("statement_timeout", "lock_timeout")
+    """None of the role's or database's time limits for statements that take long and make nobody wait.
+
+    And READ COMMITTED: under any other default a batch would fail wherever somebody has just written one of its rows.
+    """
+    ours = {"statement_timeout": "0", "lock_timeout": "0", "default_transaction_isolation": "read committed"}
     before = {
-        name: connection.scalar(text("SELECT pg_catalog.current_setting(:name)"), {"name": name}) for name in names
+        name: connection.scalar(text("SELECT pg_catalog.current_setting(:name)"), {"name": name}) for name in ours
     }
     setting = text("SELECT pg_catalog.set_config(:name, :value, false)")
-    for name in names:
-        connection.execute(setting, {"name": name, "value": "0"})
+    for name, value in ours.items():
+        connection.execute(setting, {"name": name, "value": value})
     try:
         yield
     finally:

@@ -434,3 +434,28 @@ class TestDropped:
         online.add_token_column(shop, "item", key="sku")
         with pytest.raises(DBAPIError, match="sync_token_id_item"):
             migrate.downgrade(shop)
+
+
+def test_rows_that_others_write_meanwhile_under_another_isolation_level(shop: Engine) -> None:
+    """With the database's default a batch would end where somebody has written one of its rows since its snapshot."""
+    strict = create_engine(
+        shop.url, connect_args={"options": r"-c default_transaction_isolation=repeatable\ read"}, pool_size=1
+    )
+    with shop.begin() as connection:
+        # Stands for the writer who comes between a batch's snapshot and its locks.
+        connection.execute(
+            text(
+                "CREATE FUNCTION seen() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+                " IF current_setting('transaction_isolation') <> 'read committed' THEN"
+                " RAISE serialization_failure; END IF; RETURN NEW; END $$;"
+                "CREATE TRIGGER seen BEFORE UPDATE ON item FOR EACH ROW EXECUTE FUNCTION seen()"
+            )
+        )
+    try:
+        online.add_token_column(strict, "item", key="sku")
+        with strict.connect() as connection:
+            assert connection.scalar(text("SHOW default_transaction_isolation")) == "repeatable read"
+    finally:
+        strict.dispose()
+    assert finished(shop)
+    assert tokens(shop) == (250, 250)
