@@ -17,6 +17,7 @@ seconds.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -346,8 +347,11 @@ class _Delivery:
     def _start(self) -> None:
         with _guard:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="jobsync-observers", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="jobsync-observers", daemon=True)
+                # The system has no more of them now, or the interpreter ends: the next event tries again.
+                with contextlib.suppress(RuntimeError):
+                    thread.start()
+                    self._thread = thread
 
     def flush(self, seconds: float) -> bool:
         if self._thread is None or self._thread is threading.current_thread():

@@ -119,3 +119,19 @@ def test_forked_child_tells_its_own_observers(audience: Audience) -> None:
         time.sleep(0.01)
     assert os.waitstatus_to_exitcode(ended[1]) == 0
     assert heard == [SessionBroke("parent")]
+
+
+def test_where_no_thread_is_to_be_had_the_next_event_tries_again(
+    audience: Audience, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    heard: list[Event] = []
+    audience.add(heard.append)
+    monkeypatch.setattr(observe, "_delivery", observe._Delivery())
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        audience.tell(SessionBroke("w1"))
+    told(audience, SessionBroke("w2"))
+    assert heard == [SessionBroke("w1"), SessionBroke("w2")]
