@@ -98,6 +98,8 @@ function history(status) {
   // Those that are there first, so that colours go by age.
   status.nodes.forEach((node) => hue(node.name));
   const seen = owned.filter((sample, number) => (owned[number + 1]?.at ?? now) >= begin(owned, now, 600));
+  // And those that are gone, who had some.
+  seen.forEach((sample) => Object.keys(sample.values).forEach((name) => name && hue(name)));
   const names = [...hues.keys()].filter((name) => seen.some((sample) => sample.values[name]));
   const label = `Tokens of each node since ${time(begin(owned, now, 600) * 1000)}, with ${plural(Math.max(0, seen.length - 1), "change")}. Now: ` +
     (status.nodes.map((node) => `${node.name} ${number(node.tokens.owned)}`).join(", ") || "no node") + ".";

@@ -113,6 +113,11 @@ def test_a_killed_worker_and_its_recovery_are_seen(
         shows(page, "Healthy: 1 node has 10,000 tokens")
         assert page.execute_script("return document.querySelector('.strip').ariaLabel").endswith("tokens: w1 10,000")
         assert "leave" in body(page)  # among the rebalances
+        # Who comes now sees what w2 had.
+        page.refresh()
+        shows(page, "Healthy: 1 node has 10,000 tokens")
+        bands = page.execute_script("return [...document.querySelectorAll('.band')].map((one) => one.dataset.key)")
+        assert bands == ["bw1", "bw2", "b"]
 
 
 def test_a_failed_job_is_found_and_retried(page: Any, engine: Engine, queue: JobQueue) -> None:
