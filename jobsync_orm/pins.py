@@ -4,7 +4,8 @@ A pin belongs to a task, and takes the task's token with it. Every change raises
 so the leader replans at once; a pin that expires is acted on when it expires.
 
 Registration is one transaction of a constant number of statements. It takes an advisory transaction lock, so that two
-registrations cannot each miss the other's conflict, and reads and writes lock rows; nothing the coordinator does waits
+registrations cannot each miss the other's conflict, then the lock table as any writer does, so that the number of
+tokens does not change until its rows are stored, and reads and writes lock rows; nothing the coordinator does waits
 for it. The server ends it after 10 idle seconds, so a process that is paused in it blocks other registrations for no
 longer than that. The cluster row is raised by a statement of its own afterwards: locked until a COMMIT that this
 process still has to send, it would stop the whole cluster if the process were paused. If the process is killed in
@@ -22,7 +23,7 @@ from typing import Any
 from sqlalchemy import Engine, TextClause, text
 
 from jobsync_orm.coordinator.session import array
-from jobsync_orm.exceptions import ConfigurationError, InvalidPattern, LockConflict
+from jobsync_orm.exceptions import ClusterMismatch, ConfigurationError, InvalidPattern, LockConflict
 from jobsync_orm.like import can_meet, compile_pattern
 from jobsync_orm.naming import Names, is_storable
 from jobsync_orm.sqlstates import repeated
@@ -97,6 +98,8 @@ class PinBoard:
         lock, cluster = names.text("lock"), names.text("cluster")
         self._limits = text("SET LOCAL idle_in_transaction_session_timeout = '10s'")
         self._serialise = text(f"SELECT pg_advisory_xact_lock({names.advisory_key('pins')})")
+        self._hold = text(f"LOCK TABLE {lock} IN ROW EXCLUSIVE MODE")
+        self._total = text(f"SELECT total_tokens FROM {cluster}")
         self._present = text(f"""
             SELECT token_id, task_id, node_patterns FROM {lock}
             WHERE token_id = ANY (CAST(:tokens AS int[])) AND (expires_at IS NULL OR expires_at > clock_timestamp())""")
@@ -121,11 +124,15 @@ class PinBoard:
             SELECT task_id, node_patterns, reason, created_at, created_by, expires_at FROM {lock}
             WHERE expires_at IS NULL OR expires_at > clock_timestamp() ORDER BY created_at DESC, task_id""")
 
-    def register(self, pins: Sequence[Pin], *, expires_in_days: float | None, ephemeral: bool) -> None:
-        """Store pins, replacing the tasks' old ones; all of them or none.
+    def register(
+        self, pins: Sequence[Pin], total_tokens: int, *, expires_in_days: float | None, ephemeral: bool
+    ) -> None:
+        """Store pins, whose tokens are of so many, replacing the tasks' old ones; all of them or none.
 
         Raises
         ------
+        ClusterMismatch
+            The cluster has another number of tokens by now; nothing is stored.
         LockConflict
             Two pins share a token and no node name can match both; nothing is stored.
         """
@@ -146,12 +153,22 @@ class PinBoard:
         with self._engine.begin() as connection:
             connection.execute(self._limits)
             connection.execute(self._serialise)
+            connection.execute(self._hold)
+            self._check_total(connection.execute(self._total).scalar_one(), total_tokens)
             stored = connection.execute(self._present, {"tokens": tokens})
             others = [Pin(row[1], row[0], tuple(row[2]), None) for row in stored if row[1] not in latest]
             check_conflicts(others, latest.values())
             values = {"pins": pins_json, "node": self._node, "days": expires_in_days or None, "ephemeral": ephemeral}
             connection.execute(self._store, values)
         self._tell()
+
+    @staticmethod
+    def _check_total(theirs: int, mine: int) -> None:
+        if mine != theirs:
+            raise ClusterMismatch(
+                f"the cluster has {theirs} tokens now, and these pins were computed with total_tokens={mine}: restart "
+                f"this process with total_tokens={theirs}, and register them again"
+            )
 
     def _tell(self) -> None:
         self._send(self._announce, {})

@@ -6,13 +6,14 @@ also while the database does not answer.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -164,10 +165,17 @@ def _live(looker: _Looker) -> None:
                         return
                     if pressed and picture.take(pressed):
                         break
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, _TerminalGone):
         return
+    except OSError as error:
+        if error.errno != errno.EIO:  # drawing finds out first that there is no terminal any more
+            raise
     finally:
         looker.stop()
+
+
+class _TerminalGone(Exception):
+    """Nobody watches any more."""
 
 
 class _Picture:
@@ -220,10 +228,17 @@ def _keys() -> Iterator[Callable[[float], str]]:
 
     def key(seconds: float) -> str:
         ready, _, _ = select.select([terminal], [], [], seconds)
-        return os.read(terminal, 1).decode(errors="replace") if ready else ""
+        if not ready:
+            return ""
+        # A window that is closed does not always end what runs in it: without a look at this it would go on for ever.
+        pressed = os.read(terminal, 1)
+        if not pressed:
+            raise _TerminalGone
+        return pressed.decode(errors="replace")
 
     try:
         tty.setcbreak(terminal)
         yield key
     finally:
-        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+        with suppress(termios.error):  # it may be gone
+            termios.tcsetattr(terminal, termios.TCSADRAIN, before)

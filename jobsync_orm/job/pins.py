@@ -71,12 +71,14 @@ class PinCalls(OwnershipCalls):
         ------
         LockConflict
             Another pinned task shares the token, and no node name can match both; nothing is stored.
+        ClusterMismatch
+            The cluster's number of tokens has been changed since this job read it; nothing is stored.
         InvalidPattern, UnstableTaskId, InvalidTaskId, ConfigurationError
             Nothing is stored.
         """
         pin = self._pin(task_id, node_patterns, reason)
         if self.coordination_config is not None:
-            self._pin_board().register([pin], expires_in_days=expires_in_days, ephemeral=ephemeral)
+            self._register([pin], expires_in_days, ephemeral)
 
     def register_locks_bulk(
         self,
@@ -98,7 +100,7 @@ class PinCalls(OwnershipCalls):
         ------
         ValueError
             An entry has not exactly three parts.
-        LockConflict, InvalidPattern, UnstableTaskId, InvalidTaskId, ConfigurationError
+        LockConflict, ClusterMismatch, InvalidPattern, UnstableTaskId, InvalidTaskId, ConfigurationError
             As in :meth:`register_lock`; nothing is stored.
         """
         pins = []
@@ -107,7 +109,10 @@ class PinCalls(OwnershipCalls):
                 raise ValueError(f"{entry!r} must be (task_id, node_patterns, reason)")
             pins.append(self._pin(*entry))
         if self.coordination_config is not None:
-            self._pin_board().register(pins, expires_in_days=expires_in_days, ephemeral=ephemeral)
+            self._register(pins, expires_in_days, ephemeral)
+
+    def _register(self, pins: Sequence[Pin], expires_in_days: float | None, ephemeral: bool) -> None:
+        self._pin_board().register(pins, self.total_tokens, expires_in_days=expires_in_days, ephemeral=ephemeral)
 
     def _pin(self, task_id: Any, node_patterns: str | Sequence[str], reason: str | None) -> Pin:
         id = task_id.id if isinstance(task_id, Task) else task_id

@@ -152,7 +152,7 @@ def add_pin(
 
     Raises
     ------
-    LockConflict, InvalidPattern, UnstableTaskId, InvalidTaskId, ConfigurationError, SchemaNotReady
+    LockConflict, ClusterMismatch, InvalidPattern, UnstableTaskId, InvalidTaskId, ConfigurationError, SchemaNotReady
         Nothing is stored.
     """
     key = task_key(task_id)
@@ -163,4 +163,4 @@ def add_pin(
     if not rows:
         raise no_cluster(names)
     pin = Pin(key, task_to_token(key, *rows[0]), patterns, reason)
-    PinBoard(engine, names, created_by).register([pin], expires_in_days=expires_in_days, ephemeral=False)
+    PinBoard(engine, names, created_by).register([pin], rows[0][0], expires_in_days=expires_in_days, ephemeral=False)

@@ -63,15 +63,17 @@ class Acting:
         if action is None:
             raise HTTPException(404, f"there is no action {name!r}; there are {', '.join(self._actions)}")
         body = await _body(request)
-        told = fields("dashboard_action", body.get("node") if isinstance(body.get("node"), str) else None)
+        node = body["node"] if isinstance(body.get("node"), str) else None
         try:
             outcome = await self._bench.do(partial(action, body, who))
         except JobsyncError as error:
-            logger.warning("%r was refused to %s %r: %s", who, name, body, error, extra=told)
+            logger.warning(
+                "%r was refused to %s %r: %s", who, name, body, error, extra=fields("dashboard_action", node)
+            )
             raise
         finally:
             self._done()
-        logger.info("%r did %s %r: %s", who, name, body, outcome, extra=told)
+        logger.info("%r did %s %r: %s", who, name, body, outcome, extra=fields("dashboard_action", node))
         return Json({"said": outcome})
 
     def _retry(self, body: dict[str, Any], who: str) -> str:

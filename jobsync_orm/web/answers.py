@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from jobsync_orm.exceptions import JobConflict, JobsyncError, OperationRefused, SchemaNotReady, UnknownJob
+from jobsync_orm.logs import fields
 from jobsync_orm.sqlstates import sqlstate
 
 __all__ = ["ERRORS", "Json", "said"]
@@ -45,7 +46,9 @@ def _of_library(request: Request, error: Exception) -> Response:
 def _of_database(request: Request, error: Exception) -> Response:
     if not isinstance(error, DBAPIError):
         raise error
-    logger.warning("the dashboard got no answer to %s: %s", request.url.path, error.orig)
+    logger.warning(
+        "the dashboard got no answer to %s: %s", request.url.path, error.orig, extra=fields("dashboard_unanswered")
+    )
     return Json({"error": said(error)}, 503)
 
 

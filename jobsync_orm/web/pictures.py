@@ -21,6 +21,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
 from jobsync_orm.exceptions import JobsyncError
+from jobsync_orm.logs import fields
 from jobsync_orm.naming import Names
 from jobsync_orm.operate import (
     ClusterStatus,
@@ -120,7 +121,11 @@ class Picture(Generic[T]):
             value = await self._bench.do(self._read)
         except (JobsyncError, DBAPIError) as error:
             if self._problem is None:
-                logger.warning("the dashboard cannot read the database: %s", getattr(error, "orig", error))
+                logger.warning(
+                    "the dashboard cannot read the database: %s",
+                    getattr(error, "orig", error),
+                    extra=fields("dashboard_blind"),
+                )
             self._problem = said(error)
             self._due_at = time.monotonic() + PERIOD_SEC
             return

@@ -42,11 +42,12 @@ class Terminal:
         )
         os.close(theirs)
         self._written = ""
+        self._hung_up = False
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
-        while True:
+        while not self._hung_up:
             try:
                 ready, _, _ = select.select([self._ours], [], [], 0.2)
                 if ready:
@@ -64,12 +65,18 @@ class Terminal:
     def press(self, key: str) -> None:
         os.write(self._ours, key.encode())
 
+    def hang_up(self) -> None:
+        """The window is closed, of which no signal tells."""
+        self._hung_up = True
+        self._reader.join()
+        os.close(self._ours)
+
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
-        self._reader.join()
-        os.close(self._ours)
+        if not self._hung_up:
+            self.hang_up()
 
 
 @contextmanager
@@ -177,3 +184,10 @@ def test_what_has_ended_is_counted_by_seconds_and_told_again_while_it_may_change
     assert sum(one.completed for one in again.ended) == 1
     assert isinstance(again.ended[0], Ended)
     kept.dispose()
+
+
+def test_it_ends_with_its_terminal(database: URL) -> None:
+    with top(database) as terminal:
+        wait_for(lambda: terminal.screen(), "there is a frame", 30)
+        terminal.hang_up()
+        assert terminal.process.wait(30) == 0

@@ -347,7 +347,7 @@ def test_a_name_is_taken_over_only_from_a_row_that_stands_still(
         if alive:
             connection.execute(text("UPDATE sync_node SET last_heartbeat = clock_timestamp() WHERE name = 'a'"))
     new = str(uuid.uuid4())
-    values: list[Any] = ["a", new, life, beat, 1, True, 4.0, 0.3, 0.0, "{}", "h", 1, "0"]
+    values: list[Any] = ["a", new, life, beat, 1, True, 4.0, 0.3, 0.0, "{}", "h", 1, "0", 10_000]
     assert len(session.execute(SQL.register, *values, timeout=60)) == (0 if alive else 1)
 
 
@@ -357,7 +357,7 @@ def test_a_name_that_is_taken_over_takes_its_tokens_up_under_a_new_epoch(
     put(engine, "a", "b")
     with engine.begin() as connection:
         beat = beat_of(connection, "a")
-    values: list[Any] = ["a", str(uuid.uuid4()), life, beat, 1, True, 4.0, 0.3, 0.0, "{}", "h", 1, "0"]
+    values: list[Any] = ["a", str(uuid.uuid4()), life, beat, 1, True, 4.0, 0.3, 0.0, "{}", "h", 1, "0", 10_000]
     session.execute(SQL.register, *values, timeout=60)
     assert stored(engine) == ("a", 21, None)
 
@@ -458,7 +458,7 @@ def test_each_change_of_the_pins_is_announced_to_the_leader(engine: Engine) -> N
         board.clear_all,
     ]
     for clear in clears:
-        board.register([pin], expires_in_days=None, ephemeral=False)
+        board.register([pin], 10_000, expires_in_days=None, ephemeral=False)
         assert revision() == first + 1
         assert clear() == 1
         assert revision() == first + 2
@@ -467,7 +467,7 @@ def test_each_change_of_the_pins_is_announced_to_the_leader(engine: Engine) -> N
 
 def test_the_next_plan_is_due_when_a_pin_expires(engine: Engine, session: Session, life: str) -> None:
     pin = Pin("t", TOKEN, ("b",), None)
-    PinBoard(engine, Names(), "a").register([pin], expires_in_days=10 / 86400, ephemeral=False)
+    PinBoard(engine, Names(), "a").register([pin], 10_000, expires_in_days=10 / 86400, ephemeral=False)
     leader = Leadership(Names(), SQL, "a", 3)
     leader.heard(["a", "b"], (0, 0))
     assert leader.plan(session, life) is not None

@@ -17,6 +17,7 @@ from jobsync_orm.migrate import online
 from jobsync_orm.migrate.fence import create_ownership_fence
 from jobsync_orm.naming import Names
 from jobsync_orm.operate import Operations, Resharded, add_pin, evict, find_member, list_pins, reshard, survey
+from jobsync_orm.pins import PinBoard
 from tests.integration.cluster import QUICK, Cluster, wait_for
 
 NAMES = Names()
@@ -223,6 +224,34 @@ def test_pins_that_would_meet_are_named(tables: Engine) -> None:
     with pytest.raises(LockConflict):
         reshard(tables, NAMES, 7)
     assert state(tables) == before
+
+
+def test_a_pin_computed_with_the_old_number_is_refused(engine: Engine) -> None:
+    job = Job("w1", CoordinationConfig(engine=engine))
+    job.register_lock("before", "gpu-%")
+    reshard(engine, NAMES, NEW)
+    with pytest.raises(ClusterMismatch, match=r"700 tokens now.*total_tokens=10000"):
+        job.register_lock("after", "gpu-%")
+    assert [(pin.task_id, pin.token_id) for pin in list_pins(engine, NAMES)] == [
+        ("before", task_to_token("before", NEW, "double_sha256"))
+    ]
+    add_pin(engine, NAMES, "after", "gpu-%", created_by="me")
+    assert {pin.token_id for pin in list_pins(engine, NAMES)} == {
+        task_to_token(task, NEW, "double_sha256") for task in ("before", "after")
+    }
+
+
+def test_a_pin_under_way_keeps_the_number_as_it_is(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jobsync_orm.operate.resharding.LOCK_SEC", 1)
+
+    def in_the_middle(self: PinBoard, theirs: int, mine: int) -> None:
+        assert (theirs, mine) == (OLD, OLD)
+        with pytest.raises(OperationRefused):
+            reshard(engine, NAMES, NEW)
+
+    monkeypatch.setattr(PinBoard, "_check_total", in_the_middle)
+    add_pin(engine, NAMES, "A1", "gpu-%", created_by="me")
+    assert scalar(engine, "SELECT total_tokens FROM sync_cluster") == OLD
 
 
 def test_a_failure_in_the_middle_changes_nothing(tables: Engine) -> None:
