@@ -120,7 +120,8 @@ class ThreadExecutor:
             return
         for number, slot in enumerate(self._slots):
             with slot.guard:
-                if slot.attempt is not attempt:
+                # Somebody else may have given it up between the look at this slot and the lock: its place is another's.
+                if slot.attempt is not attempt or slot.abandoned:
                     continue
                 slot.abandoned = True
                 self._abandoned.add(slot)

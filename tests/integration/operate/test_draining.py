@@ -134,7 +134,7 @@ def test_a_pin_to_a_drained_node_falls_back_or_parks(
         job.register_lock("b", "w2")
         assert drain(engine, NAMES, "w2", by="me")
         settled(w1=9999, w2=0)
-        assert job.can_claim_task("a")
+        wait_for(lambda: job.can_claim_task("a"), "w1 knows that it has it")
         status = Operations(engine, NAMES).status()
         assert (status.tokens.unowned, status.tokens.parked) == (1, 1)
         undrain(engine, NAMES, "w2")
