@@ -168,7 +168,7 @@ class Column:
         empty = f"{quote(self.schema)}.{quote(self.wanted.names.bare('token_id_probe'))}"
         return [
             f"CREATE TABLE {empty} (LIKE {self.table} INCLUDING GENERATED);",
-            f"ALTER TABLE {empty} ADD COLUMN token_id integer GENERATED ALWAYS AS ({self.expression}) STORED;",
+            f"ALTER TABLE {empty} ADD COLUMN token_id_probe integer GENERATED ALWAYS AS ({self.expression}) STORED;",
             f"DROP TABLE {empty};",
         ]
 
