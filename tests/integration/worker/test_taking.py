@@ -83,7 +83,7 @@ def test_jobs_taken_in_advance_go_back_when_their_slots_stay_busy(
 
 
 def test_stopping_waits_for_what_runs_and_gives_back_the_rest(queue: JobQueue, jobs: Jobs, start_worker: Start) -> None:
-    go, began = threading.Event(), threading.Barrier(4)
+    go, left, began = threading.Event(), threading.Event(), threading.Barrier(4)
     reasons: list[str | None] = []
 
     @queue.handler("short")
@@ -96,6 +96,7 @@ def test_stopping_waits_for_what_runs_and_gives_back_the_rest(queue: JobQueue, j
         began.wait(60)
         ctx.cancelled.wait(60)
         reasons.append(ctx.cancelled.reason)
+        left.wait(60)  # one that returned at once might still have completed
 
     jobs.add("short", 2)
     jobs.add("long", 1)
@@ -110,6 +111,7 @@ def test_stopping_waits_for_what_runs_and_gives_back_the_rest(queue: JobQueue, j
     assert jobs.outcomes() == {"completed": 2, "released": 1}
     assert jobs.sql("SELECT attempt, failures, error FROM sync_job WHERE type = 'long'") == [(1, 0, None)]
     wait_for(lambda: reasons == ["stopping"], "the long one has been told")
+    left.set()
     assert jobs.sql("SELECT count(*) FROM sync_node") == [(0,)]
 
 
