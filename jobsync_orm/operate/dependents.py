@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, text
 
-from jobsync_orm.naming import Names
+from jobsync_orm.naming import Names, quote
 
 __all__ = ["Dependents", "TokenColumn", "Trigger", "dependents"]
 
@@ -130,6 +130,19 @@ _OTHERS = f"""
         AND p.refobjid = to_regprocedure(:function) AND ({_KEEPER}) IS NULL
     ORDER BY 1, 2"""
 
+# Triggers of ours whose function calls the token function, without the CHECK that says how to find their rows.
+_UNGUARDED = """
+    SELECT format('%I.%I', n.nspname, c.relname), z.tgname, f.proname
+    FROM pg_trigger z JOIN pg_proc f ON f.oid = z.tgfoid
+    JOIN pg_class c ON c.oid = z.tgrelid AND c.relkind <> 'p'
+    JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE NOT z.tgisinternal AND z.tgname ~ '^zz_' AND position(:called IN f.prosrc) > 0
+        AND NOT EXISTS (SELECT 1 FROM pg_constraint o
+            JOIN pg_depend p ON p.classid = 'pg_constraint'::regclass AND p.objid = o.oid
+            WHERE o.conrelid = c.oid AND o.conname = f.proname AND p.refclassid = 'pg_proc'::regclass
+                AND p.refobjid = to_regprocedure(:function))
+    ORDER BY 1, 2"""
+
 
 def dependents(connection: Connection, names: Names) -> Dependents:
     """What depends on the token function of the cluster ``names``."""
@@ -161,5 +174,20 @@ def dependents(connection: Connection, names: Names) -> Dependents:
     obstacles += [
         f"{what} {name} keeps tokens: drop it, and make it anew afterwards"
         for what, name in connection.execute(text(_OTHERS.replace("::", r"\:\:")), function)
+    ]
+    schema = connection.execute(
+        text(
+            "SELECT n.nspname FROM pg_proc f JOIN pg_namespace n ON n.oid = f.pronamespace"
+            " WHERE f.oid = to_regprocedure(:function)"
+        ),
+        function,
+    ).scalar_one_or_none()
+    called = {**function, "called": f"{Names(names.appname, schema).sql('token_of')}("}
+    obstacles += [
+        f"the trigger {trigger} keeps token_id of {table}, but the CHECK {check} that says which token a row has is "
+        f"not there any more: give it back (ALTER TABLE {table} ADD CONSTRAINT {quote(check)} CHECK (token_id IS NOT NULL"
+        f" AND token_id = {called['called']}...)) NOT VALID, with the key as text), or remove the column with"
+        f" jobsync_orm.migrate.online.drop_token_column and add it anew afterwards"
+        for table, trigger, check in connection.execute(text(_UNGUARDED.replace("::", r"\:\:")), called)
     ]
     return Dependents(tuple(columns), tuple(obstacles))

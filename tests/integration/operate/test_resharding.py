@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 
@@ -360,6 +361,33 @@ class TestColumnsThatATriggerKeeps:
             connection.execute(text("ALTER TABLE item ADD CONSTRAINT k CHECK (sync_token_of(sku) >= 0)"))
         (obstacle,) = survey(engine, NAMES, NEW).obstacles
         assert obstacle.startswith("constraint k of item keeps tokens")
+
+    @pytest.mark.parametrize("table", ["item", "parted"])
+    def test_one_whose_check_has_been_dropped_is_refused(self, engine: Engine, table: str) -> None:
+        with engine.begin() as connection:
+            connection.execute(text("CREATE TABLE item (id int PRIMARY KEY, sku text NOT NULL)"))
+            connection.execute(text("INSERT INTO item SELECT n, 'k' || n FROM generate_series(1, 300) n"))
+            connection.execute(text(PARTED))
+        online.add_token_column(engine, table, key="sku")
+        with engine.begin() as connection:
+            connection.execute(text(f"ALTER TABLE {table} DROP CONSTRAINT sync_token_id_{table}"))
+            stored = connection.execute(text(f"SELECT * FROM {table} ORDER BY 1")).all()
+        part = {"item": "item", "parted": "parted_0"}[table]
+        message = rf"trigger zz_sync_token_id_{table} keeps token_id of public\.{part}, but the CHECK .* not there"
+        assert re.search(message, survey(engine, NAMES, NEW).obstacles[0])
+        with pytest.raises(OperationRefused, match=message) as refused:
+            reshard(engine, NAMES, NEW)
+        with engine.begin() as connection:
+            assert connection.execute(text(f"SELECT * FROM {table} ORDER BY 1")).all() == stored
+            # The remedy that it names.
+            remedy = re.search(r"ALTER TABLE .* NOT VALID", str(refused.value).split("; ")[0])
+            assert remedy is not None
+            add = remedy[0].replace(part, table).replace("...", "sku")
+            connection.execute(text(add))
+        assert reshard(engine, NAMES, NEW).rows > 0
+        with engine.begin() as connection:
+            for key, token in connection.execute(text(f"SELECT sku, token_id FROM {table}")):
+                assert token == task_to_token(key, NEW)
 
 
 PARTED = """
