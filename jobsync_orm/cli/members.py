@@ -32,8 +32,8 @@ def drain(
 ) -> None:
     """Have a node give up its tokens, and give it none until it is undrained, also when it restarts.
 
-    It hands them over as always: on_revoke, open claims, drain_timeout_sec. It stays a member, and a worker goes on
-    with jobs that have no key.
+    It hands them over as always: on_revoke, open claims, drain_timeout_sec. It stays a member. A worker on it ends the
+    jobs that it runs, and takes no new ones.
     """
     output = cluster.output
     output.confirm(f"Move all tokens of {node!r} to other nodes?", yes)

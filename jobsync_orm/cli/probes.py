@@ -1,7 +1,8 @@
 """``jobsync-orm worker --health-port``: a worker's probes over HTTP, from a thread of its own.
 
 ``/health/live`` answers as long as the process does: a worker whose loop ends by itself ends its process.
-``/health/ready`` says whether the worker does its work, with status 200 or 503. Both answer from memory.
+``/health/ready`` says whether the worker does its work, with status 200 or 503; no, while it is drained. Both answer
+from memory.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
-from jobsync_orm.integrations.hosted import Probe
+from jobsync_orm.integrations.hosted import Probe, drained_reason
 
 if TYPE_CHECKING:
     from jobsync_orm.worker import JobWorker
@@ -65,4 +66,6 @@ def _ready(worker: JobWorker) -> Probe:
     problems = [problem.partition(": ")[0] for problem in health.problems]
     if not problems and health.state != "running":
         problems = [f"the worker is {health.state}"]
+    if not problems and health.drained and health.node is not None:
+        problems = [drained_reason(health.node)]
     return Probe(not problems, tuple(problems), health.node)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Annotated, NoReturn
@@ -119,7 +119,7 @@ def retry(
     wanted = JobFilter(tuple(types or ()), chosen, key, error)
     given = bool(types or states or key or error)
     with _queue(cluster) as queue:
-        _steer(cluster, "retry", "retried", ids, wanted, given or everything, yes, queue.retry)
+        _steer(cluster, "retry", "retried", ids, wanted, given or everything, yes, queue.retry_each)
 
 
 @app.command()
@@ -144,7 +144,7 @@ def cancel(
     wanted = JobFilter(tuple(types or ()), chosen, key, error)
     given = bool(types or states or key or error)
     with _queue(cluster) as queue:
-        _steer(cluster, "cancel", "cancelled", ids, wanted, given or everything, yes, queue.cancel)
+        _steer(cluster, "cancel", "cancelled", ids, wanted, given or everything, yes, queue.cancel_each)
 
 
 def _steer(
@@ -155,9 +155,9 @@ def _steer(
     wanted: JobFilter,
     by_filter: bool,
     yes: bool,
-    steer: Callable[[int], JobState],
+    steer: Callable[[Sequence[int]], Iterator[tuple[int, JobState | UnknownJob | JobConflict]]],
 ) -> None:
-    """Do something to each of the jobs that were named, or counted; each is a transaction of its own."""
+    """Do something to each of the jobs that were named, or counted; a thousand are a transaction."""
     output = cluster.output
     if bool(ids) == by_filter:
         _usage(cluster, f"say what to {verb}: ID..., or --type, --state, --key, --error, or --all")
@@ -168,11 +168,11 @@ def _steer(
     changed: list[dict[str, object]] = []
     refused: list[dict[str, object]] = []
     with output.progress(len(chosen), done) as bar:
-        for place, id in enumerate(chosen, 1):
-            try:
-                changed.append({"id": id, "state": steer(id)})
-            except (UnknownJob, JobConflict) as refusal:
-                refused.append({"id": id, "why": str(refusal)})
+        for place, (id, outcome) in enumerate(steer(chosen), 1):
+            if isinstance(outcome, JobState):
+                changed.append({"id": id, "state": outcome})
+            else:
+                refused.append({"id": id, "why": str(outcome)})
             bar.at(place)
     running = sum(entry["state"] is JobState.PROCESSING for entry in changed)
     told = f"{len(changed)} {done}" + (f", {running} of them told to stop where they run" if running else "")

@@ -44,6 +44,7 @@ class Beat:
     oldest: list[str]
     seen: list[Seen]
     members: int
+    drained: bool
 
 
 class Membership:
@@ -183,7 +184,7 @@ class Membership:
     def beat(self, session: Session, applied_epoch: int, *, everyone: bool, locks: bool) -> Beat:
         """Send one heartbeat. ``state`` is None in the answer if this life of the node is over."""
         sent_at = self._clock.now()
-        ((state, epoch, revision, pins_revision, oldest, seen, members),) = session.execute(
+        ((state, epoch, revision, pins_revision, oldest, seen, members, drained),) = session.execute(
             self._sql.beat,
             self.name,
             self.incarnation,
@@ -201,6 +202,7 @@ class Membership:
             json.loads(oldest or "[]") or [],
             parse_seen(seen),
             int(members or 0),
+            drained == "t",
         )
 
     def members(self, session: Session) -> list[str]:

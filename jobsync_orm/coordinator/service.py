@@ -144,6 +144,7 @@ class Coordinator:
         self._say_at = 0.0
         self._state = "new"
         self.live_nodes = 0
+        self.drained = False  # by an operator, as far as the last heartbeat knew
         self.last_beat_at: float | None = None  # time.time() of the last acknowledged heartbeat, for people
         self._starting = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=f"jobsync-{node_name}"[:40], daemon=True)
@@ -447,7 +448,7 @@ class Coordinator:
         self._leadership.heard(beat.oldest, beat.revisions)
         if not self._leadership.leads:
             self._dead_since = []
-        self.live_nodes = beat.members
+        self.live_nodes, self.drained = beat.members, beat.drained
         self._lease_until = beat.sent_at + self._lease_sec
         self._asked_at = beat.sent_at
         self.last_beat_at = time.time()

@@ -39,13 +39,16 @@ from __future__ import annotations
 
 from jobsync_orm.naming import Names
 
-__all__ = ["HEAVY_SEC", "LEAP", "PARK", "Statements", "lock_held"]
+__all__ = ["CONTROL", "HEAVY_SEC", "LEAP", "PARK", "Statements", "lock_held"]
 
 # Seconds to wait for a statement that may touch every token.
 HEAVY_SEC = 30.0
 
 # next_node of a token that its owner must give up to nobody. No node may have an empty name.
 PARK = ""
+
+# The notification on the queue's channel that makes workers look at what they are not to run.
+CONTROL = '{"control": true}'
 
 # How far re-forming raises the epoch: more than any copy of the database can lag behind. The fencing numbers of claims,
 # of which there are many in an epoch, leap a thousand times as far.
@@ -76,6 +79,7 @@ class Statements:
         sequence = names.sql("node_ordinal_seq").replace("'", "''")
         fences = names.sql("claim_fence_seq").replace("'", "''")
         channel = f"'{names.cluster_channel}'"
+        workers = f"pg_notify('{names.queue_channel}', '{CONTROL}')"
 
         def key(name: str) -> str:
             return lock_key(names, name)
@@ -205,7 +209,7 @@ class Statements:
                 FROM {node} n WHERE $4::bool OR n.name IN (SELECT name FROM oldest))
             SELECT (SELECT state FROM me), c.epoch, c.revision, c.pins_revision,
                 (SELECT json_agg(name) FROM oldest), (SELECT json_agg(line ORDER BY ordinal) FROM seen),
-                (SELECT count(*) FROM {node} WHERE state <> 'away')
+                (SELECT count(*) FROM {node} WHERE state <> 'away'), (c.drained -> $1::text) IS NOT NULL
             FROM {cluster} c"""
 
         self.members = f"SELECT json_agg(name ORDER BY ordinal) FROM {node} WHERE state <> 'away'"
@@ -254,15 +258,16 @@ class Statements:
 
         # -- what an operator says ------------------------------------------------------------------------------
         # Who gets tokens has changed, as though a node had come or gone: no plan made before is published. That the
-        # revision is what the operator saw keeps two from each draining the other's last node.
+        # revision is what the operator saw keeps two from each draining the other's last node. Workers are told on
+        # their own channel too, as of a pause: they take no more jobs.
         self.drain = f"""
             UPDATE {cluster} SET revision = revision + 1, drained = drained || jsonb_build_object($1::text,
                 jsonb_build_object('since', clock_timestamp(), 'by', $2::text, 'reason', $3::text))
             WHERE revision = $4::bigint AND (drained -> $1::text) IS NULL
-            RETURNING revision, pg_notify({channel}, '')"""
+            RETURNING revision, pg_notify({channel}, ''), {workers}"""
         self.undrain = f"""
             UPDATE {cluster} SET revision = revision + 1, drained = drained - $1::text
-            WHERE (drained -> $1::text) IS NOT NULL RETURNING revision, pg_notify({channel}, '')"""
+            WHERE (drained -> $1::text) IS NOT NULL RETURNING revision, pg_notify({channel}, ''), {workers}"""
         # From here on this life of the node cannot renew its lease. Its row and tokens stay until it has heard of that
         # and joined anew, or until its lease has ended and it is evicted like any other.
         self.expel = f"""

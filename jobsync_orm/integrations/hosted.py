@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import shlex
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from jobsync_orm.job.life import check_node_name
 from jobsync_orm.worker import JobWorker
 from jobsync_orm.worker.joining import Joining
 
-__all__ = ["Host", "JobOptions", "Probe"]
+__all__ = ["Host", "JobOptions", "Probe", "drained_reason"]
 
 STANDALONE = "standalone"
 
@@ -58,6 +59,11 @@ class Probe:
     def as_json(self, yes: str, no: str) -> dict[str, Any]:
         """As the body of an answer, with ``yes`` or ``no`` for its status."""
         return {"status": yes if self.ok else no, "node": self.node, "problems": list(self.problems)}
+
+
+def drained_reason(node: str) -> str:
+    """Why a process is not ready whose node is drained."""
+    return f"the node is drained and takes nothing new until it is undrained (jobsync-orm undrain {shlex.quote(node)})"
 
 
 class Host:
@@ -206,7 +212,10 @@ class Host:
         return self._probe(problems)
 
     def ready(self) -> Probe:
-        """Whether this process may say yes to its tokens, and its worker runs jobs. From memory, at once."""
+        """Whether this process may say yes to its tokens, its worker runs jobs, and nobody has drained it.
+
+        From memory, at once.
+        """
         if self._job is None:
             return self._probe(["the job has not been started"])
         if self._stopping.is_set():
@@ -217,6 +226,8 @@ class Host:
         if not problems and self._worker is not None:
             # What comes after the colon is the database's or the driver's.
             problems += [problem.partition(": ")[0] for problem in self._worker.health().problems]
+        if not problems and (self._job.am_i_drained() or (self._worker is not None and self._worker.health().drained)):
+            problems.append(drained_reason(self._job.node_name))
         return self._probe(problems)
 
     def _probe(self, problems: list[str]) -> Probe:

@@ -20,6 +20,12 @@ class ClusterCalls(OwnershipCalls):
             return True
         return self._coordinator is not None and self._coordinator.healthy
 
+    def am_i_drained(self) -> bool:
+        """Whether an operator has drained this node: it gives up its tokens and takes nothing new. From memory, as of
+        the last heartbeat."""
+        coordinator = self._coordinator
+        return coordinator is not None and coordinator.drained
+
     def am_i_leader(self) -> bool:
         """Whether this node leads, as of its last heartbeat. False in standalone mode."""
         return self._coordinator is not None and self._coordinator.leads

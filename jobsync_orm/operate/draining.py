@@ -4,7 +4,7 @@ The order is an entry in the cluster's row, by the node's *name*: it outlives th
 gets nothing either. It raises the cluster's revision, as though the node had left: no plan that was made before it can
 be published after it. The leader's next plan then asks the node for its tokens like for any hand-off, with
 ``on_revoke``, open claims and ``drain_timeout_sec``, and gives them to the others. The node stays a member: it beats,
-may lead, and ends the jobs that it runs.
+and may lead. A worker on it ends the jobs that it runs, gives back those that wait for a slot, and takes no new one.
 
 Where no other live node takes tokens, the node's tokens are parked: asked back, and given to nobody. :func:`drain`
 refuses that unless it is told to. Two operators who each drain the other's last node cannot both succeed: the order is

@@ -9,8 +9,8 @@
     queue.resume("send_mail")
 
 Each call is one statement in a transaction of its own, which tells the workers too: what it says is true when it
-returns, wherever the job runs. The ``*_many`` forms do the same for all jobs of a type, in batches that each are a
-transaction.
+returns, wherever the job runs. The ``*_many`` forms do the same for all jobs of a type, the ``*_each`` forms for jobs
+whose ids are known, in batches of up to 1,000 that each are a transaction.
 
 Cancelling
 ----------
@@ -30,18 +30,20 @@ younger jobs.
 |---|---|---|
 | cancel, reprioritise | the job | done or not |
 | retry | the job, then its idempotency key (waits for who writes a live job of the same) | done or not |
-| cancel_many, retry_many | up to 1,000 jobs (skip), in order of their ids | the batches so far are done; call again |
+| cancel_many, cancel_each | up to 1,000 jobs (skip), in order of their ids | the batches so far are done; call again |
+| retry_many, retry_each | the same, then their idempotency keys (waits) | the batches so far are done; call again |
 | pause, resume | the row of the pause | done or not |
 | paused, holder | nothing | nothing |
 
-A job is waited for only while somebody writes it; ``*_many`` leave such a job out.
+A job is waited for only while somebody writes it; ``*_many`` leave such a job out, ``*_each`` wait for it by
+itself, after its batch.
 """
 
 from __future__ import annotations
 
 import asyncio
 import datetime
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -113,7 +115,7 @@ class ControlCalls(QueueCore):
         """
         before, after, _ = self._one(self._control.cancel, id)
         if after is None and before in (JobState.COMPLETED, JobState.FAILED):
-            raise JobConflict(f"job {id_of(id)} is {before}, so there is nothing to cancel")
+            raise _nothing_to_cancel(id_of(id), before)
         return before if after is None else after
 
     async def cancel_async(self, id: int | Enqueued) -> JobState:
@@ -148,16 +150,12 @@ class ControlCalls(QueueCore):
                 holders = self._read(self._control.holder, {"id": id_of(id)})
                 if holders:
                     other, state, type, key = holders[0]
-                    raise JobConflict(
-                        f"job {id_of(id)} cannot be retried: job {other} ({state}) of the same type {type!r} has its "
-                        f"idempotency key {brief(key)}; wait for that one, or cancel it"
-                    ) from None
+                    raise _key_taken(id_of(id), f"job {other} ({state})", type, key) from None
                 continue  # it has finished in between
             if after is None and again and before in (JobState.PENDING, JobState.BLOCKED):
                 return before  # by the first sending, whose answer was lost
             if after is None:
-                why = "has completed" if before is JobState.COMPLETED else f"is {before}, so it is to run anyway"
-                raise JobConflict(f"job {id_of(id)} {why}: failed, cancelled and retrying jobs can be retried")
+                raise _not_retriable(id_of(id), before)
             return after
         raise JobConflict(
             f"job {id_of(id)} cannot be retried: again and again there is a live job with its idempotency key"
@@ -266,6 +264,63 @@ class ControlCalls(QueueCore):
         """:meth:`retry_many`, without blocking the event loop."""
         return int(await finished(asyncio.to_thread(self.retry_many, type, state=state)))
 
+    def cancel_each(self, ids: Iterable[int | Enqueued]) -> Iterator[tuple[int, JobState | UnknownJob | JobConflict]]:
+        """:meth:`cancel` many jobs, a thousand at a time.
+
+        Parameters
+        ----------
+        ids : iterable of int or Enqueued
+            The jobs. One that is named twice is done once.
+
+        Yields
+        ------
+        tuple of int and JobState or error
+            Of each job, its id, and what :meth:`cancel` would have returned or raised. Batch after batch: what has not
+            been taken from here yet may not have been done.
+        """
+        for batch, found, _ in self._batches(self._control.cancel_each, ids):
+            for id in batch:
+                if id not in found:  # somebody is writing it, or there is none
+                    yield id, _outcome(self.cancel, id)
+                    continue
+                before, after, *_ = found[id]
+                gone = after is None and before in (JobState.COMPLETED, JobState.FAILED)
+                yield id, _nothing_to_cancel(id, JobState(before)) if gone else JobState(after or before)
+
+    def retry_each(self, ids: Iterable[int | Enqueued]) -> Iterator[tuple[int, JobState | UnknownJob | JobConflict]]:
+        """:meth:`retry` many jobs, a thousand at a time; as :meth:`cancel_each`.
+
+        Of several with one idempotency key the oldest is retried.
+        """
+        for batch, found, again in self._batches(self._control.retry_each, ids):
+            for id in batch:
+                if id not in found:
+                    yield id, _outcome(self.retry, id)
+                    continue
+                before, after, type, key = found[id]
+                if after is not None:
+                    yield id, JobState(after)
+                elif again and before in (JobState.PENDING, JobState.BLOCKED):
+                    yield id, JobState(before)  # by the first sending, whose answer was lost
+                elif before in RETRIABLE:
+                    yield id, _key_taken(id, "a live job", type, key)
+                else:
+                    yield id, _not_retriable(id, JobState(before))
+
+    def _batches(
+        self, statement: TextClause, ids: Iterable[int | Enqueued]
+    ) -> Iterator[tuple[list[int], dict[int, Row], bool]]:
+        """Execute ``statement`` for each batch: its ids, what it found by id, and whether it was sent twice."""
+        left = sorted({id_of(id) for id in ids})
+        for start in range(0, len(left), BATCH):
+            batch = left[start : start + BATCH]
+            try:
+                rows, again = self._autocommit.repeat(statement, {"ids": array(batch)})
+            except IntegrityError:  # a job of one of their idempotency keys has been enqueued at this moment
+                yield batch, {}, False
+            else:
+                yield batch, {row[0]: row[1:5] for row in rows}, again
+
     def pause(self, type: str | None = None, reason: str | None = None) -> None:
         """Have no more jobs taken, of one type or of all. What runs goes on, and jobs may be enqueued.
 
@@ -345,6 +400,29 @@ class ControlCalls(QueueCore):
             except IntegrityError as error:  # a job of one of their idempotency keys has been enqueued at this moment
                 refused = error
         raise refused
+
+
+def _outcome(steer: Callable[[int], JobState], id: int) -> JobState | UnknownJob | JobConflict:
+    try:
+        return steer(id)
+    except (UnknownJob, JobConflict) as refused:
+        return refused
+
+
+def _nothing_to_cancel(id: int, state: JobState) -> JobConflict:
+    return JobConflict(f"job {id} is {state}, so there is nothing to cancel")
+
+
+def _key_taken(id: int, who: str, type: str, key: str) -> JobConflict:
+    return JobConflict(
+        f"job {id} cannot be retried: {who} of the same type {type!r} has its idempotency key {brief(key)}; wait for "
+        "that one, or cancel it"
+    )
+
+
+def _not_retriable(id: int, state: JobState) -> JobConflict:
+    why = "has completed" if state is JobState.COMPLETED else f"is {state}, so it is to run anyway"
+    return JobConflict(f"job {id} {why}: failed, cancelled and retrying jobs can be retried")
 
 
 def _scope(type: str | None) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from sqlalchemy import TextClause, text
 
 from jobsync_orm.autocommit import listed
+from jobsync_orm.coordinator.statements import CONTROL
 from jobsync_orm.models.states import LIVE, JobState
 from jobsync_orm.naming import Names
 
@@ -17,9 +18,6 @@ BATCH = 1000
 
 WAITING = tuple(state for state in LIVE if state is not JobState.PROCESSING)
 RETRIABLE = (JobState.FAILED, JobState.CANCELLED, JobState.RETRYING)
-
-# The notification that makes workers look at what they are not to run; that with no payload, at everything.
-CONTROL = '{"control": true}'
 
 
 def among(states: Iterable[JobState]) -> str:
@@ -32,6 +30,7 @@ class ControlStatements:
     def __init__(self, names: Names) -> None:
         job, dependency, pause = names.text("job"), names.text("job_dependency"), names.text("job_pause")
         control = f"pg_notify('{names.queue_channel}', '{CONTROL}')".replace(":", r"\:")
+        # No payload: what workers are to look at is everything.
         everything = f"pg_notify('{names.queue_channel}', '')"
         now = "clock_timestamp()"
 
@@ -71,7 +70,7 @@ class ControlStatements:
 
         # Up to so many jobs after :after, of those that were there when the call began.
         chosen = f"""
-            SELECT id, type, idempotency_key FROM {job}
+            SELECT id, type, idempotency_key, state FROM {job}
             WHERE id > :after AND id <= :last AND state = ANY ({listed("states", "text")})
                 AND (CAST(:type AS text) IS NULL OR type = :type)
             ORDER BY id LIMIT {BATCH} FOR UPDATE SKIP LOCKED"""
@@ -79,24 +78,34 @@ class ControlStatements:
             SELECT (SELECT count(*) FROM picked), (SELECT max(id) FROM picked), (SELECT count(*) FROM changed),
                 (SELECT %s FROM changed LIMIT 1)"""
         self.newest = text(f"SELECT max(id) FROM {job}")
-        self.cancel_many = text(f"""
-            WITH picked AS MATERIALIZED ({chosen}),
+        cancelled = f"""
             changed AS (
                 UPDATE {job} j SET {cancelling} FROM picked
-                WHERE j.id = picked.id AND NOT j.cancel_requested RETURNING j.id)
-            {answer % control}""")
+                WHERE j.id = picked.id AND NOT j.cancel_requested AND picked.state IN {among(LIVE)}
+                RETURNING j.id, j.state)"""
+        self.cancel_many = text(f"WITH picked AS MATERIALIZED ({chosen}), {cancelled} {answer % control}")
         # Of several with one idempotency key the oldest; none if there is a live one.
-        self.retry_many = text(f"""
-            WITH picked AS MATERIALIZED ({chosen}),
+        retried = f"""
             free AS (
                 SELECT DISTINCT ON (p.type, coalesce(p.idempotency_key, p.id::text), p.idempotency_key IS NULL) p.id
                 FROM picked p
-                WHERE p.idempotency_key IS NULL OR NOT EXISTS (SELECT 1 FROM {job} a
+                WHERE p.state IN {among(RETRIABLE)} AND (p.idempotency_key IS NULL OR NOT EXISTS (SELECT 1 FROM {job} a
                     WHERE a.type = p.type AND a.idempotency_key = p.idempotency_key AND a.idempotency_key IS NOT NULL
-                        AND a.state IN {among(LIVE)} AND a.id <> p.id)
+                        AND a.state IN {among(LIVE)} AND a.id <> p.id))
                 ORDER BY p.type, coalesce(p.idempotency_key, p.id::text), p.idempotency_key IS NULL, p.id),
-            changed AS (UPDATE {job} j SET {retrying} FROM free WHERE j.id = free.id RETURNING j.id)
-            {answer % everything}""")
+            changed AS (UPDATE {job} j SET {retrying} FROM free WHERE j.id = free.id RETURNING j.id, j.state)"""
+        self.retry_many = text(f"WITH picked AS MATERIALIZED ({chosen}), {retried} {answer % everything}")
+
+        # The same for the jobs :ids. Returned of each that is there and that nobody else has locked: its state before,
+        # and after if it was changed.
+        named = f"""
+            SELECT id, type, idempotency_key, state FROM {job} WHERE id = ANY ({listed("ids", "bigint")})
+            ORDER BY id FOR UPDATE SKIP LOCKED"""
+        each = """
+            SELECT p.id, p.state, c.state, p.type, p.idempotency_key, (SELECT %s FROM changed LIMIT 1)
+            FROM picked p LEFT JOIN changed c ON c.id = p.id"""
+        self.cancel_each = text(f"WITH picked AS MATERIALIZED ({named}), {cancelled} {each % control}")
+        self.retry_each = text(f"WITH picked AS MATERIALIZED ({named}), {retried} {each % everything}")
 
         self.pause = text(f"""
             WITH put AS (

@@ -204,7 +204,7 @@ class Claiming:
             pump.reports.release(attempts)
 
     def give_back_unbegun(self) -> None:
-        """Of a worker that stops: what waits for a slot."""
+        """Of a worker that stops, or is drained: what waits for a slot."""
         pump = self._pump
         for executor in pump.executors.values():
             pump.reports.release(executor.withdraw())

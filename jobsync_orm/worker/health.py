@@ -54,6 +54,8 @@ class WorkerHealth:
         Since it started: jobs it claimed; attempts of its own that completed, failed, were given back uncounted, and
         ended after somebody else had been given the job; and jobs that it took from others, which had died or were
         stuck.
+    drained : bool
+        Whether an operator has drained the node: it ends what it runs, and takes nothing new. It is not a problem.
     abandoned : int
         Attempts that go on although they have timed out, each in a thread that nobody waits for any more.
     reconnects : int
@@ -76,6 +78,7 @@ class WorkerHealth:
     rescued: int = 0
     abandoned: int = 0
     reconnects: int = 0
+    drained: bool = False
 
 
 def examine(state: State, job: Job | None, pump: Pump | None, rescued: int, poll_sec: float) -> WorkerHealth:
@@ -128,4 +131,5 @@ def _examine(state: State, job: Job, pump: Pump, rescued: int, poll_sec: float) 
         rescued=rescued,
         abandoned=abandoned,
         reconnects=max(0, counters.reconnects - 1),  # the first was the connection
+        drained=pump.drained,
     )

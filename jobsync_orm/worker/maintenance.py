@@ -290,7 +290,7 @@ class Unblocking:
 
 
 class Orders:
-    """Reads what this worker is told to leave alone: paused types, and attempts to give up.
+    """Reads what this worker is told to leave alone: paused types, attempts to give up, all new jobs if it is drained.
 
     Parameters
     ----------
@@ -304,6 +304,10 @@ class Orders:
     give_up : callable
         Gets id and number of an attempt of those, and why: ``"cancelled"``, or ``"lost"`` if somebody else has the job,
         or it is gone.
+    drain : callable
+        Gets whether this worker's node is drained, whenever that has changed.
+    node : str
+        This worker.
     """
 
     def __init__(
@@ -312,6 +316,8 @@ class Orders:
         held: Callable[[], Iterable[tuple[int, int]]],
         pause: Callable[[frozenset[str]], None],
         give_up: Callable[[int, int, Why], None],
+        drain: Callable[[bool], None],
+        node: str,
     ) -> None:
         self._sql = statements.orders
         self._held = held
@@ -319,13 +325,16 @@ class Orders:
         self._give_up = give_up
         self._timer = _Timer(ORDERS_SEC)
         self._paused: frozenset[str] = frozenset()
+        self._drain = drain
+        self._drained = False
+        self._node = node
 
     def due_at(self) -> float:
         """Every second, and at once after a control message."""
         return self._timer.at
 
     def woken(self, payloads: set[str]) -> None:
-        """Look at once if somebody paused, resumed or cancelled something."""
+        """Look at once if somebody paused, resumed, cancelled, drained or undrained something."""
         if any("control" in payload for payload in payloads if payload.startswith("{")):
             self._timer.at = 0.0
 
@@ -333,10 +342,17 @@ class Orders:
         """One look."""
         self._timer.begin()
         held = list(self._held())
-        ((paused, leave),) = session.prepared(
-            self._sql, array(id for id, _ in held), array(attempt for _, attempt in held), timeout=ANSWER_SEC
+        ((paused, leave, drained),) = session.prepared(
+            self._sql,
+            array(id for id, _ in held),
+            array(attempt for _, attempt in held),
+            self._node,
+            timeout=ANSWER_SEC,
         )
         self._timer.end()
+        if (drained == "t") != self._drained:
+            self._drained = not self._drained
+            self._drain(self._drained)
         if (types := frozenset(json.loads(paused or "[]"))) != self._paused:
             self._paused = types
             self._pause(types)
@@ -374,8 +390,8 @@ class Presence:
     vanished : callable
         Called when rows of dead workers were removed.
     stops : callable
-        Whether it claims nothing any more, and only finishes. Its row says so, by a list of types that is empty: others
-        may take the jobs of its keys from then on.
+        Whether it claims nothing now, and only finishes. Its row says so, by a list of types that is empty: others may
+        take the jobs of its keys meanwhile.
     """
 
     def __init__(
@@ -392,7 +408,7 @@ class Presence:
         self._statements = statements
         self._node = node
         self._incarnation = incarnation
-        self._types = array(types)
+        self._all_types = self._types = array(types)
         self._concurrency = concurrency
         self._figures = figures
         self._vanished = vanished
@@ -401,10 +417,8 @@ class Presence:
         self._stops = stops
 
     def due_at(self) -> float:
-        """Every two seconds, and when the worker begins to stop."""
-        if self._types != NOTHING and self._stops():
-            return 0.0
-        return self._timer.at
+        """Every two seconds, and when the worker begins to stop, is drained or undrained."""
+        return self._timer.at if self._types == self._takes() else 0.0
 
     def woken(self, payloads: set[str]) -> None:
         """Nothing to hear."""
@@ -415,8 +429,7 @@ class Presence:
         incarnation = self._incarnation()
         if not incarnation:
             return
-        if self._stops():
-            self._types = NOTHING
+        self._types = self._takes()
         figures, now = self._figures(), time.monotonic()
         ((gone,),) = session.prepared(
             self._statements.presence,
@@ -434,6 +447,9 @@ class Presence:
         self._timer.end()
         if json.loads(gone or "[]"):
             self._vanished()
+
+    def _takes(self) -> str:
+        return NOTHING if self._stops() else self._all_types
 
     def leave(self, session: Session) -> None:
         """Remove the row, as the worker stops."""

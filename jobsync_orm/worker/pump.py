@@ -97,6 +97,8 @@ class Pump:
         self.duties: list[Duty] = []
         self.paused: set[str] = set()
         """Types not to be claimed; the empty text stands for all."""
+        self.drained = False
+        """Whether an operator has drained this node: it takes nothing new until it is undrained."""
         self.counters = Counters()
         self.under_way: dict[tuple[int, int], Attempt] = {}
         """Attempts that are claimed and not written down yet, the oldest first, by job id and attempt."""
@@ -179,6 +181,11 @@ class Pump:
         """Whether nothing is claimed any more."""
         return self.leaving.has_begun
 
+    @property
+    def finishes(self) -> bool:
+        """Whether nothing is claimed at the moment, and what waits for a slot goes back: it stops, or is drained."""
+        return self.stops or self.drained
+
     def wake(self) -> None:
         """Make the loop look up."""
         self.line.wake()
@@ -202,7 +209,7 @@ class Pump:
 
     def types(self) -> set[str]:
         """What may be claimed now, as far as there is room."""
-        if self.stops or "" in self.paused:
+        if self.finishes or "" in self.paused:
             return set()
         return self.handlers.keys() - self.paused
 
@@ -301,14 +308,14 @@ class Pump:
         self.adopting.restamp()
         self.chores.do_first()
         # First what somebody waits for: a free slot, and a job that has just come.
-        if self.stops:
+        if self.finishes:
             self.claiming.give_back_unbegun()
         else:
             self.claiming.claim_all()
         if self.reports.write_at() <= time.monotonic():
             self.reports.write()
         self.chores.do_one()
-        if not self.stops:
+        if not self.finishes:
             self.claiming.give_back_stale()
         self._wait()
 
@@ -356,7 +363,7 @@ class Pump:
         """When there is something to write or to claim, unless a notification or a report comes first."""
         if self.reports.there_are:
             return 0.0
-        claim_at = float("inf") if self.stops else self.claiming.due_at()
+        claim_at = float("inf") if self.finishes else self.claiming.due_at()
         return min(self.reports.write_at(), self.leaving.wait_until, self.adopting.restamp_at(), claim_at)
 
     def _sleep(self, seconds: float) -> None:

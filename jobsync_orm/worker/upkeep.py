@@ -48,9 +48,9 @@ class Upkeep:
             concurrency,
             self._figures,
             self.rescue.at_once,
-            lambda: pump.stops,
+            lambda: pump.finishes,
         )
-        orders = Orders(sql, self._held, self._pause, self._give_up)
+        orders = Orders(sql, self._held, self._pause, self._give_up, self._drain, node)
         unblocking = Unblocking(sql, node, pump.waiting, self._ready)
         # First what may tell that there is something to claim, or nothing to be claimed.
         pump.duties += [orders, self.rescue, self.promotion, unblocking, self.presence, Unserved(sql, node)]
@@ -87,6 +87,10 @@ class Upkeep:
 
     def _pause(self, types: frozenset[str]) -> None:
         self._pump.paused = set(types)
+        self._pump.survey_soon()
+
+    def _drain(self, drained: bool) -> None:
+        self._pump.drained = drained
         self._pump.survey_soon()
 
     def _give_up(self, job_id: int, attempt: int, why: Why) -> None:

@@ -20,6 +20,8 @@ from sqlalchemy import URL, Engine, text
 from typer.testing import CliRunner, Result
 
 from jobsync_orm.cli import application
+from jobsync_orm.naming import Names
+from jobsync_orm.operate import drain, undrain
 from tests.conftest import dsn
 from tests.integration.cluster import QUICK, wait_for
 
@@ -207,6 +209,11 @@ def test_it_answers_probes(start: Callable[..., subprocess.Popen[str]], engine: 
     found = probe("/elsewhere")
     assert found is not None
     assert found[0] == 404
+    drain(engine, Names(), "w1", by="me", last_too=True)
+    wait_for(lambda: (probe("/health/ready") or (0,))[0] == 503, "not ready while it is drained")
+    assert (probe("/health/live") or (0,))[0] == 200
+    undrain(engine, Names(), "w1")
+    wait_for(lambda: (probe("/health/ready") or (0,))[0] == 200, "ready again")
     add(engine, "slow", '{"seconds": 3}')
     wait_for(lambda: states(engine) == ["processing"], "a job runs")
     process.send_signal(signal.SIGTERM)

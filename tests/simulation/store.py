@@ -349,7 +349,7 @@ class Store:
         state = mine.state if mine is not None else None
         live = sum(row.state != "away" for row in rows)
         revisions = (str(seen.epoch), str(seen.revision), str(seen.pins_revision))
-        return [(state, *revisions, _json(oldest), _json(lines), str(live))]
+        return [(state, *revisions, _json(oldest), _json(lines), str(live), "t" if name in seen.drained else "f")]
 
     def members(self, seen: Tables, backend: Backend) -> list[Row]:
         rows = sorted(seen.nodes.values(), key=_ordinal)
@@ -401,14 +401,16 @@ class Store:
             return []
         self.now.drained |= {name}
         self.now.revision += 1
-        return [(str(self.now.revision), self._notify(self.names.cluster_channel))]
+        told = self._notify(self.names.cluster_channel), self._notify(self.names.queue_channel)
+        return [(str(self.now.revision), *told)]
 
     def undrain(self, seen: Tables, backend: Backend, name: str) -> list[Row]:
         if name not in self.now.drained:
             return []
         self.now.drained -= {name}
         self.now.revision += 1
-        return [(str(self.now.revision), self._notify(self.names.cluster_channel))]
+        told = self._notify(self.names.cluster_channel), self._notify(self.names.queue_channel)
+        return [(str(self.now.revision), *told)]
 
     def expel(self, seen: Tables, backend: Backend, name: str, incarnation: str) -> list[Row]:
         row = self._life(self.now, name, incarnation)

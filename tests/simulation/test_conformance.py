@@ -83,14 +83,14 @@ class Side:
                 (row[0], row[1], self.session_of(row[3]), age(row[6]), float(row[7]), float(row[8])) for row in rows
             ]
         if name == "beat":
-            ((state, epoch, revision, pins_revision, oldest, seen, members),) = rows
+            ((state, epoch, revision, pins_revision, oldest, seen, members, drained),) = rows
             lines = json.loads(seen or "[]") or []
             self.beats.update({line[0]: line[3] for line in lines})
             # Not the last one, whether the server took the heartbeat: each has been started at another time.
             lines = [
                 (*line[:3], age(line[4]), self.session_of(line[5]), *map(float, line[6:9]), line[9]) for line in lines
             ]
-            return [state, epoch, revision, pins_revision, json.loads(oldest or "[]") or [], lines, members]
+            return [state, epoch, revision, pins_revision, json.loads(oldest or "[]") or [], lines, members, drained]
         if name == "refresh":
             ((state, epoch, owned, draining, marks, *counts, rest),) = rows
             lists = (sorted(parse_array(part)) for part in (owned, draining, marks))

@@ -133,15 +133,16 @@ class Upkeep:
                     FOR UPDATE SKIP LOCKED) j), {unblocked}
             SELECT {places("ready")}, {tell("ready")}, (SELECT max(id) FROM looked HAVING count(*) = $1::int)"""
 
-        # $1 and $2 attempts of this worker. Returned: the paused types, and [id, attempt, whether it is to be cancelled
-        # (else it is no attempt of this worker any more)] of those to give up.
+        # $1 and $2 attempts of this worker, $3 its node. Returned: the paused types, [id, attempt, whether it is to be
+        # cancelled (else it is no attempt of this worker any more)] of those to give up, whether the node is drained.
         self.orders = f"""
             SELECT (SELECT coalesce(json_agg(type), '[]') FROM {pause}),
                 (SELECT coalesce(json_agg(json_build_array(m.id, m.attempt, j.attempt IS NOT DISTINCT FROM m.attempt
                         AND j.cancel_requested)), '[]')
                     FROM unnest($1::bigint[], $2::int[]) AS m (id, attempt) LEFT JOIN {job} j ON j.id = m.id
                     WHERE j.id IS NULL OR j.attempt <> m.attempt OR j.state = 'pending'
-                        OR j.state = 'processing' AND j.cancel_requested)"""
+                        OR j.state = 'processing' AND j.cancel_requested),
+                (SELECT (drained -> $3::text) IS NOT NULL FROM {cluster})"""
 
         # This worker's row: $1 node, $2 incarnation, $3 types, $4 concurrency, $5 running, $6 completed, $7 failed, $8
         # seconds since it started, $9 seconds since it claimed (NULL if it has not). Rows of nodes that are no members

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, event, text
 
 from jobsync_orm.exceptions import InvalidJob, JobConflict, UnknownJob
 from jobsync_orm.models import JobPriority, JobState
@@ -332,3 +335,81 @@ def test_without_blocking_an_event_loop(queue: JobQueue, store: Engine) -> None:
     assert set(states(store).values()) == {"pending"}
     assert row(store, second).priority == 3
     assert third
+
+
+@contextmanager
+def counted(engine: Engine) -> Iterator[list[str]]:
+    """What is sent to the database."""
+    sent: list[str] = []
+
+    def note(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        sent.append(statement)
+
+    event.listen(engine, "before_cursor_execute", note)
+    try:
+        yield sent
+    finally:
+        event.remove(engine, "before_cursor_execute", note)
+
+
+def test_many_jobs_are_steered_a_thousand_at_a_time(queue: JobQueue, store: Engine, listener: Listener) -> None:
+    failed = put(store, "failed", count=2500)
+    with counted(queue.engine) as sent:
+        assert list(queue.retry_each(failed)) == [(id, JobState.PENDING) for id in failed]
+        assert len(sent) == 3
+    assert set(states(store).values()) == {"pending"}
+    assert set(listener.heard()) == {""}
+    with counted(queue.engine) as sent:
+        assert list(queue.cancel_each(reversed([*failed, failed[0]]))) == [(id, JobState.CANCELLED) for id in failed]
+        assert len(sent) == 3
+    assert set(states(store).values()) == {"cancelled"}
+    assert set(map(str, listener.heard())) == {str(CONTROL)}
+
+
+def test_of_each_job_it_is_said_what_became_of_it_as_of_one(queue: JobQueue, store: Engine) -> None:
+    jobs = {state: put(store, state)[0] for state in JobState}
+    (told,) = put(store, "processing")
+    queue.cancel(told)
+    wanted = [*jobs.values(), told, 10**9]
+    outcomes = dict(queue.cancel_each(wanted))
+    for state in LIVE:
+        after = "processing" if state == "processing" else "cancelled"
+        assert outcomes.pop(jobs[JobState(state)]) == after
+    assert outcomes.pop(jobs[JobState.CANCELLED]) is JobState.CANCELLED
+    assert outcomes.pop(told) is JobState.PROCESSING
+    for id, error in outcomes.items():
+        with pytest.raises(type(error), match=f"^{error}$"):
+            queue.cancel(id)
+    assert outcomes.keys() == {jobs[JobState.COMPLETED], jobs[JobState.FAILED], 10**9}
+
+
+def test_of_each_job_to_be_retried_too(queue: JobQueue, store: Engine) -> None:
+    jobs = {state: put(store, state)[0] for state in JobState}
+    twins = put(store, "failed", count=2, idempotency_key="a")
+    (blocked,) = put(store, "cancelled")
+    depend(store, blocked, jobs[JobState.FAILED])
+    outcomes = dict(queue.retry_each([*jobs.values(), *twins, blocked, 10**9]))
+    for state in (JobState.FAILED, JobState.CANCELLED, JobState.RETRYING):
+        assert outcomes.pop(jobs[state]) is JobState.PENDING
+    assert outcomes.pop(blocked) is JobState.BLOCKED
+    assert outcomes.pop(twins[0]) is JobState.PENDING
+    assert str(outcomes.pop(twins[1])) == (
+        f"job {twins[1]} cannot be retried: a live job of the same type 't' has its idempotency key 'a'; wait for that "
+        "one, or cancel it"
+    )
+    for id, error in outcomes.items():
+        with pytest.raises(type(error), match=f"^{error}$"):
+            queue.retry(id)
+    left = ("completed", "pending", "scheduled", "blocked", "processing")
+    assert outcomes.keys() == {*(jobs[JobState(state)] for state in left), 10**9}
+
+
+def test_one_of_many_that_somebody_writes_is_waited_for_alone(queue: JobQueue, store: Engine) -> None:
+    first, second = put(store, count=2)
+    with ThreadPoolExecutor(1) as pool:
+        with store.begin() as writer:
+            writer.execute(text("SELECT 1 FROM sync_job WHERE id = :id FOR UPDATE"), {"id": first})
+            answer = pool.submit(lambda: list(queue.cancel_each([first, second])))
+            wait_for(lambda: waiting(store) == 1, "it waits for the job")
+            assert states(store)[second] == "cancelled"  # the batch has been committed
+        assert answer.result(20) == [(first, JobState.CANCELLED), (second, JobState.CANCELLED)]

@@ -508,7 +508,7 @@ class TestUnblocking:
 class TestOrders:
     def test_pauses(self, table: Table, session: Session, statements: QueueStatements) -> None:
         told: list[frozenset[str]] = []
-        duty = Orders(statements, list, told.append, lambda *_: None)
+        duty = Orders(statements, list, told.append, lambda *_: None, lambda _: None, "w")
         duty.run(session)
         assert not told
         table.all("INSERT INTO sync_job_pause (type) VALUES ('a')")
@@ -534,7 +534,7 @@ class TestOrders:
         gone = 10**9
         held = [(id, 2) for id in (kept, cancelled, taken, freed, done, gone)]
         told: set[tuple[int, int, str]] = set()
-        Orders(statements, lambda: held, lambda _: None, lambda *one: told.add(one)).run(session)
+        Orders(statements, lambda: held, lambda _: None, lambda *one: told.add(one), lambda _: None, "w").run(session)
         assert told == {(cancelled, 2, "cancelled"), (taken, 2, "lost"), (freed, 2, "lost"), (gone, 2, "lost")}
 
 

@@ -78,7 +78,7 @@ def test_an_uncertain_node_is_not_made_certain_by_a_look(stand: Stand) -> None:
 
 def answered(stand: Stand, monkeypatch: pytest.MonkeyPatch, sent_at: float, state: str | None = "active") -> bool:
     """Send a heartbeat that is answered now, at 1000."""
-    beat = Beat(sent_at, stand.at, state, 1, (1, 1), ["w0", "w1"], [], 2)
+    beat = Beat(sent_at, stand.at, state, 1, (1, 1), ["w0", "w1"], [], 2, False)
     monkeypatch.setattr(stand.coordinator._membership, "beat", lambda *_, **__: beat)
     return stand.coordinator._beat()
 
