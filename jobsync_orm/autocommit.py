@@ -19,10 +19,11 @@ from typing import Any
 from sqlalchemy import Engine, TextClause
 from sqlalchemy.exc import DBAPIError
 
+from jobsync_orm.exceptions import ConfigurationError
 from jobsync_orm.sqlstates import repeated
 from jobsync_orm.status import WITHIN
 
-__all__ = ["Autocommit", "bounded", "instant", "limit_of", "listed", "micros"]
+__all__ = ["Autocommit", "bounded", "check_engine", "instant", "limit_of", "listed", "micros"]
 
 # Execution option of an engine.
 LIMIT = "jobsync_within_sec"
@@ -41,15 +42,31 @@ def limit_of(engine: Engine) -> float | None:
     return limit
 
 
+def check_engine(engine: Any) -> None:
+    """Raise ConfigurationError unless ``engine`` is a synchronous one."""
+    if not isinstance(engine, Engine):
+        # Not shown: it may well be a URL with a password.
+        raise ConfigurationError(
+            f"a synchronous Engine is needed, not a {type(engine).__name__}: give what create_engine(...) returns "
+            "(of an AsyncEngine: create_engine of its url)"
+        )
+
+
 class Autocommit:
     """Executes statements on connections of ``engine``, without BEGIN and COMMIT unless it is :func:`bounded`.
 
     ``explained`` may give the error to raise instead of the database's.
+
+    Raises
+    ------
+    ConfigurationError
+        ``engine`` is none, or an asynchronous one.
     """
 
     def __init__(
         self, engine: Engine, explained: Callable[[DBAPIError], Exception | None] = lambda error: None
     ) -> None:
+        check_engine(engine)
         self._limit = limit_of(engine)
         level = "AUTOCOMMIT" if self._limit is None else "READ COMMITTED"
         self._engine = engine.execution_options(isolation_level=level)

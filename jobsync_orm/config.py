@@ -200,6 +200,13 @@ class CoordinationConfig:
     def _check_source(self) -> None:
         if self.url is not None and self.engine is not None:
             raise ConfigurationError("give url or engine, not both")
+        # An AsyncEngine by what it has: importing it takes time that synchronous programs need not spend.
+        if self.engine is not None and not isinstance(getattr(self.engine, "sync_engine", self.engine), Engine):
+            # Not shown: it may well be a URL with a password.
+            raise ConfigurationError(
+                f"engine is no Engine, but a {type(self.engine).__name__}: give what create_engine(...) or "
+                "create_async_engine(...) returns, or name the database by url=..."
+            )
         if self.url is not None or self.engine is not None:
             given = "url" if self.url is not None else "engine"
             for name in ("host", "port", "dbname", "user", "password"):

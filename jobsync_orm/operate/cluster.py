@@ -23,7 +23,7 @@ from jobsync_orm.coordinator.pinning import allowed_nodes
 from jobsync_orm.coordinator.statements import lock_key
 from jobsync_orm.exceptions import ConfigurationError
 from jobsync_orm.naming import Names
-from jobsync_orm.operate.missing import no_cluster, ready
+from jobsync_orm.operate.missing import check_given, no_cluster, ready
 from jobsync_orm.operate.picture import (
     ClusterStatus,
     Condition,
@@ -55,6 +55,7 @@ class Operations:
     """
 
     def __init__(self, engine: Engine, names: Names) -> None:
+        check_given(engine, names)
         self.engine = engine
         self.names = names
         self._database = Autocommit(engine)

@@ -185,8 +185,8 @@ def dependents(connection: Connection, names: Names) -> Dependents:
     called = {**function, "called": f"{Names(names.appname, schema).sql('token_of')}("}
     obstacles += [
         f"the trigger {trigger} keeps token_id of {table}, but the CHECK {check} that says which token a row has is "
-        f"not there any more: give it back (ALTER TABLE {table} ADD CONSTRAINT {quote(check)} CHECK (token_id IS NOT NULL"
-        f" AND token_id = {called['called']}...)) NOT VALID, with the key as text), or remove the column with"
+        f"not there any more: give it back (ALTER TABLE {table} ADD CONSTRAINT {quote(check)} CHECK (token_id IS NOT"
+        f" NULL AND token_id = {called['called']}...)) NOT VALID, with the key as text), or remove the column with"
         f" jobsync_orm.migrate.online.drop_token_column and add it anew afterwards"
         for table, trigger, check in connection.execute(text(_UNGUARDED.replace("::", r"\:\:")), called)
     ]

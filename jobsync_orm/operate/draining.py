@@ -28,7 +28,7 @@ from jobsync_orm.autocommit import Autocommit
 from jobsync_orm.coordinator.statements import Statements
 from jobsync_orm.exceptions import OperationRefused
 from jobsync_orm.naming import Names
-from jobsync_orm.operate.missing import no_cluster, ready
+from jobsync_orm.operate.missing import check_given, no_cluster, ready
 from jobsync_orm.operate.numbered import numbered
 
 __all__ = ["Remaining", "drain", "undrain", "watch_drain"]
@@ -89,6 +89,7 @@ def drain(
     SchemaNotReady
         There is no cluster.
     """
+    check_given(engine, names)
     database = Autocommit(engine)
     sql = Statements(names)
     look = text(f"""

@@ -21,7 +21,7 @@ from jobsync_orm.coordinator.session import array
 from jobsync_orm.exceptions import InvalidJob
 from jobsync_orm.models.states import JobState
 from jobsync_orm.naming import Names
-from jobsync_orm.operate.missing import ready
+from jobsync_orm.operate.missing import check_given, ready
 from jobsync_orm.queue.options import job_type, states_among, storable
 
 __all__ = ["FoundJob", "JobFilter", "JobFinder"]
@@ -137,6 +137,7 @@ class JobFinder:
     """
 
     def __init__(self, engine: Engine, names: Names) -> None:
+        check_given(engine, names)
         self._names = names
         self._database = Autocommit(engine)
         job = names.text("job")

@@ -1,20 +1,29 @@
-"""The error for tables that are not there, not filled, or of an older revision."""
+"""The errors for a cluster that is named wrongly, and for tables that are missing, not filled, or too old."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from sqlalchemy.exc import ProgrammingError
 
+from jobsync_orm.autocommit import check_engine
 from jobsync_orm.coordinator.admission import MISSING
-from jobsync_orm.exceptions import SchemaNotReady
+from jobsync_orm.exceptions import ConfigurationError, SchemaNotReady
 from jobsync_orm.naming import Names
 
-__all__ = ["no_cluster", "ready"]
+__all__ = ["check_given", "no_cluster", "ready"]
 
 # undefined_column, undefined_function
 OLD = ("42703", "42883")
+
+
+def check_given(engine: Any, names: Any) -> None:
+    """Raise ConfigurationError unless these can name a cluster."""
+    check_engine(engine)
+    if not isinstance(names, Names):
+        raise ConfigurationError(f"names={names!r} is no Names: give Names(appname, schema) of jobsync_orm.naming")
 
 
 @contextmanager

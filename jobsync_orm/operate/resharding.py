@@ -40,7 +40,7 @@ from jobsync_orm.exceptions import ConfigurationError, OperationRefused
 from jobsync_orm.hashing import task_to_token, token_function_ddl
 from jobsync_orm.naming import Names, quote
 from jobsync_orm.operate.dependents import Dependents, TokenColumn, dependents
-from jobsync_orm.operate.missing import no_cluster, ready
+from jobsync_orm.operate.missing import check_given, no_cluster, ready
 from jobsync_orm.pins import Pin, check_conflicts
 
 __all__ = ["Resharded", "Survey", "reshard", "survey"]
@@ -120,6 +120,7 @@ def survey(engine: Engine, names: Names, total_tokens: int) -> Survey:
     SchemaNotReady
         There is no cluster.
     """
+    check_given(engine, names)
     _check(total_tokens)
     with ready(names), engine.connect() as connection:
         before, _ = _settings(connection, names)
@@ -150,6 +151,7 @@ def reshard(engine: Engine, names: Names, total_tokens: int, progress: Progress 
     SchemaNotReady
         There is no cluster.
     """
+    check_given(engine, names)
     _check(total_tokens)
     tell = progress or (lambda done, total, what: None)
     began = time.monotonic()

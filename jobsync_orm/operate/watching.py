@@ -20,6 +20,7 @@ from jobsync_orm.autocommit import Autocommit
 from jobsync_orm.config import CoordinationConfig
 from jobsync_orm.naming import Names
 from jobsync_orm.operate.cluster import Operations
+from jobsync_orm.operate.missing import check_given
 from jobsync_orm.operate.picture import ClusterStatus, Rebalance
 from jobsync_orm.operate.queue_depth import QueueDepth, queue_depth
 from jobsync_orm.queue import JobQueue, Pause
@@ -93,6 +94,7 @@ class Watch:
     """
 
     def __init__(self, engine: Engine, names: Names) -> None:
+        check_given(engine, names)
         self._engine = engine
         self._names = names
         self._operations = Operations(engine, names)

@@ -18,6 +18,7 @@ from jobsync_orm.job import Job
 from jobsync_orm.job.life import check_node_name
 from jobsync_orm.logs import fields
 from jobsync_orm.observe import Audience, WorkerStopped
+from jobsync_orm.queue import JobQueue
 from jobsync_orm.worker.assembly import Sizes, assemble
 from jobsync_orm.worker.health import WorkerHealth, examine
 from jobsync_orm.worker.joining import Joining
@@ -29,7 +30,7 @@ from jobsync_orm.worker.upkeep import Upkeep
 from jobsync_orm.worker.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from jobsync_orm.queue import Handler, JobQueue
+    from jobsync_orm.queue import Handler
 
 __all__ = ["JobWorker"]
 
@@ -101,6 +102,10 @@ class JobWorker:
         poll_sec: float = 1.0,
         grace_sec: float = 30,
     ) -> None:
+        if not isinstance(queue, JobQueue):
+            raise ConfigurationError(f"JobWorker needs a JobQueue, not {queue!r}: write JobWorker(JobQueue(...))")
+        if job is not None and not isinstance(job, Job):
+            raise ConfigurationError(f"job={job!r} is no Job: give a running one, or node_name=... to name a new one")
         _check_whole("concurrency", concurrency, 10_000)
         if processes is None:
             processes = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -113,8 +118,8 @@ class JobWorker:
             raise ConfigurationError("give job or node_name, not both: the job has a name")
         if node_name is not None:
             check_node_name(node_name)
-        if isinstance(types, str):
-            raise ConfigurationError(f"types={types!r} must be a list of types, not one text")
+        if isinstance(types, str) or not isinstance(types, Iterable | None):
+            raise ConfigurationError(f"types={types!r} must be a list of types")
         self.queue = queue
         self.concurrency = concurrency
         self._sizes = Sizes(concurrency, processes, async_concurrency, batch, poll_sec)

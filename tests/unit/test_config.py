@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from jobsync_orm.config import CoordinationConfig
 from jobsync_orm.exceptions import ConfigurationError
 from jobsync_orm.naming import Names
+from jobsync_orm.queue import JobQueue
 
 
 def libpq_parameters(url: URL) -> dict[str, Any]:
@@ -78,6 +80,16 @@ def test_a_url_of_something_else_is_refused(url: str, message: str) -> None:
 def test_a_broken_url_is_not_repeated_with_its_password() -> None:
     with pytest.raises(ConfigurationError) as caught:
         CoordinationConfig(url="postgres s3cret")
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("engine", ["postgresql://me:s3cret@h/d", 5, create_engine])
+@pytest.mark.parametrize(
+    "take", [lambda engine: CoordinationConfig(engine=engine), lambda engine: JobQueue(engine=engine)]
+)
+def test_what_is_no_engine_is_refused_and_not_shown(engine: Any, take: Callable[[Any], object]) -> None:
+    with pytest.raises(ConfigurationError, match=f"engine is no Engine, but a {type(engine).__name__}: give") as caught:
+        take(engine)
     assert "s3cret" not in str(caught.value)
 
 
