@@ -7,6 +7,7 @@ import builtins
 import functools
 import re
 import shlex
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -329,6 +330,51 @@ def test_all_are_drained_and_are_given_tokens_again(database: URL) -> None:
         assert cluster.ask("undrain", "worker-01")[0] == 0
         deadline = time.monotonic() + 60
         while cluster.ask("status")[0] != 0:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+@pytest.mark.parametrize("when", ["before they are asked for", "while they are asked for"])
+def test_a_transaction_keeps_tokens_until_it_is_ended(database: URL, when: str) -> None:
+    """It has locked them before they were to move, so that they are not even marked; or after that."""
+    cluster, engine = Cluster(database), create_engine(database)
+    config = CoordinationConfig(url=database, drain_timeout_sec=0.2)
+    ended: list[int] = []
+    with engine.connect() as connection:
+
+        def lock(*_: object) -> None:
+            if not ended:
+                connection.execute(text("SELECT 1 FROM sync_token FOR SHARE"))
+
+        early = when.startswith("before")
+        with Job("worker-01", coordination_config=config, on_revoke=None if early else lock):
+            pid = connection.scalar(text("SELECT pg_backend_pid()"))
+            if early:
+                lock()
+            joins = threading.Thread(target=_joins, args=(config,), daemon=True)
+            joins.start()
+            if early:
+                deadline = time.monotonic() + 60
+                while "5000 tokens would move" not in cluster.ask("rebalance", "--dry-run")[1]:
+                    assert time.monotonic() < deadline, cluster.ask("rebalance", "--dry-run")
+                    time.sleep(0.05)
+                assert cluster.ask("status")[0] == 0, "it knows nothing of tokens that are not marked"
+            else:
+                cluster.says("status", fits="should have been handed over by now")
+            ended.append(pid)
+            with engine.connect() as other:
+                other.execute(text("SELECT pg_terminate_backend(:pid)"), {"pid": pid})
+            joins.join(60)
+            assert not joins.is_alive()
+        connection.invalidate()
+    engine.dispose()
+
+
+def _joins(config: CoordinationConfig) -> None:
+    """Until it has its half."""
+    with Job("worker-02", coordination_config=config) as job:
+        deadline = time.monotonic() + 60
+        while len(job.my_tokens) < 5000:
             assert time.monotonic() < deadline
             time.sleep(0.05)
 
