@@ -6,8 +6,8 @@ database URL would have to escape, which psql and SQLAlchemy read differently).
 
 Each process holds a shared lock on a file beside the data for as long as it lives; on its way out it tries to make that
 lock exclusive, and whoever succeeds is the last and stops the server. The kernel drops the lock of a killed process, so
-a crash leaves no false "still in use" behind. If the last process was killed nobody is left to stop the server: it runs
-on until the next process that names the folder leaves.
+a crash leaves no false "still in use" behind. If the last process was killed, or ended by a signal, a guardian that was
+started with the server stops it (see :mod:`jobsync_orm.embedded_guardian`).
 
 A forked child is no user of its parent's server until it calls ``server_url`` itself.
 
@@ -25,6 +25,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -37,6 +38,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from sqlalchemy import URL
 
+from jobsync_orm import embedded_guardian
 from jobsync_orm.exceptions import EmbeddedUnavailable
 
 if TYPE_CHECKING:
@@ -53,8 +55,9 @@ _PLAIN = re.compile(r"[A-Za-z0-9_./-]+")
 
 _guard = threading.Lock()
 
-# The folders this process uses, each with the handle of its users lock.
-_joined: dict[Path, int] = {}
+# The folders this process uses, each with the handles of its locks: that of who is alive, which only the guardian wants
+# for itself, and that of the users, which whoever leaves does.
+_joined: dict[Path, tuple[int, int]] = {}
 
 
 def server_url(path: str | PathLike[str]) -> URL:
@@ -72,16 +75,17 @@ def server_url(path: str | PathLike[str]) -> URL:
     """
     folder = _resolve(path)
     with _guard:
-        handle = _joined[folder] if folder in _joined else _open_lock(folder, "users")
+        handles = _joined[folder] if folder in _joined else (_open_lock(folder, "alive"), _open_lock(folder, "users"))
         try:
             # Waits while another process is just stopping the server.
-            fcntl.flock(handle, fcntl.LOCK_SH)
+            for handle in handles:
+                fcntl.flock(handle, fcntl.LOCK_SH)
             sockets = _ensure_running(folder)
         except BaseException:
             _joined.pop(folder, None)
-            _leave(folder, handle)
+            _leave(folder, handles)
             raise
-        _joined[folder] = handle
+        _joined[folder] = handles
     return URL.create("postgresql+psycopg", "postgres", database="postgres", query={"host": str(sockets)})
 
 
@@ -100,8 +104,8 @@ def stop(path: str | PathLike[str]) -> bool:
     """
     folder = _resolve(path)
     with _guard:
-        handle = _joined.pop(folder, None)
-        return False if handle is None else _leave(folder, handle)
+        handles = _joined.pop(folder, None)
+        return False if handles is None else _leave(folder, handles)
 
 
 def _resolve(path: str | PathLike[str]) -> Path:
@@ -126,10 +130,14 @@ def _describe(folder: Path) -> Any:
         raise EmbeddedUnavailable(f"the embedded PostgreSQL cannot use {folder}: {error}") from error
 
 
+def _lock_file(folder: Path, purpose: str) -> Path:
+    return folder.parent / f".{folder.name}.{purpose}"
+
+
 def _open_lock(folder: Path, purpose: str) -> int:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(folder.parent / f".{folder.name}.{purpose}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return os.open(_lock_file(folder, purpose), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise EmbeddedUnavailable(f"the embedded PostgreSQL cannot use {folder}: {error}") from error
 
@@ -183,9 +191,26 @@ def _start(folder: Path) -> bool:
             shutil.chown(sockets, server.system_user)
     options = f"-c listen_addresses= -k {shlex.quote(str(sockets))}"
     if _pg_ctl(server, "start", "-l", "log", "-o", options):
+        _start_guardian(server, folder, sockets)
         return True
     _remove_sockets(folder, sockets)
     return False
+
+
+def _start_guardian(server: Any, folder: Path, sockets: Path) -> None:
+    user = None if server.system_user is None else pwd.getpwnam(server.system_user)
+    ids = ("", "") if user is None else (str(user.pw_uid), str(user.pw_gid))
+    files = [str(_lock_file(folder, purpose)) for purpose in ("alive", "users")]
+    arguments = [*files, str(folder), str(server.bin_path / "pg_ctl"), *ids, str(_PATIENCE), str(sockets)]
+    # It returns at once: what waits is its child.
+    subprocess.run(
+        [sys.executable, "-I", "-S", embedded_guardian.__file__, *arguments],
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        check=False,  # without one there is a server that stays, as after a crash of the guardian
+    )
 
 
 def _pg_ctl(server: Any, command: str, *arguments: str) -> bool:
@@ -229,10 +254,10 @@ def _log_end(folder: Path) -> str:
         return "(there is none)"
 
 
-def _leave(folder: Path, handle: int) -> bool:
+def _leave(folder: Path, handles: tuple[int, int]) -> bool:
     try:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handles[1], fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         sockets = _socket_folder(folder)
@@ -241,7 +266,8 @@ def _leave(folder: Path, handle: int) -> bool:
         _remove_sockets(folder, sockets)
         return True
     finally:
-        os.close(handle)
+        for handle in handles:
+            os.close(handle)
 
 
 def _remove_sockets(folder: Path, sockets: Path) -> None:
@@ -258,7 +284,7 @@ def _forget() -> None:
     """In a forked child: the parent's handles are copies here, and closing a copy leaves the parent's lock alone."""
     global _guard
     _guard = threading.Lock()
-    for handle in _joined.values():
+    for handle in (handle for handles in _joined.values() for handle in handles):
         os.close(handle)
     _joined.clear()
 

@@ -11,6 +11,7 @@ from jobsync_orm.cli.output import NO, Grid, age
 from jobsync_orm.cli.tasks import Since, moment
 from jobsync_orm.models.states import JobState
 from jobsync_orm.operate import ClusterStatus, NodeStatus, QueueDepth, Rebalance, TokenStatus, as_json, queue_depth
+from jobsync_orm.wording import counted
 
 __all__ = ["nodes", "rebalances", "status", "tokens"]
 
@@ -61,13 +62,15 @@ def _screen(found: ClusterStatus, queue: QueueDepth) -> list[Grid | str]:
     parts: list[Grid | str] = [
         f"cluster {where}: {'healthy' if found.healthy else 'NOT HEALTHY'}",
         *(f"  ! {problem}" for problem in found.problems),
-        f"leader {found.leader or '-'}, epoch {found.epoch}, {found.hash_function} over {found.total_tokens} tokens",
+        f"leader {found.leader or '-'}, epoch {found.epoch}, {found.hash_function} over "
+        f"{counted(found.total_tokens, 'token', 'tokens')}",
         f"tokens: {tokens.owned} owned, {tokens.draining} draining, {tokens.parked} parked, "
         f"{tokens.unowned - tokens.parked} without owner",
         "last rebalance: none"
         if last is None
         else f"last rebalance: {_ago(found, last)} ago by {last.leader}: {last.reason}, "
-        f"{last.tokens_moved} tokens, {last.nodes_before} -> {last.nodes_after} nodes",
+        f"{counted(last.tokens_moved, 'token', 'tokens')}, {last.nodes_before} -> "
+        f"{counted(last.nodes_after, 'node', 'nodes')}",
         *(
             f"drained: {order.node} by {order.by} since {moment(order.since)}"
             + (f" ({order.reason})" if order.reason else "")

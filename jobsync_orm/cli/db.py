@@ -9,12 +9,16 @@ import typer
 from jobsync_orm import migrate
 from jobsync_orm.cli.connection import Cluster, on_cluster
 from jobsync_orm.cli.output import NO
+from jobsync_orm.cli.roles import grants, roles
 from jobsync_orm.config import CoordinationConfig
 from jobsync_orm.coordinator.history import Operator
+from jobsync_orm.wording import counted
 
 __all__ = ["app"]
 
 app = typer.Typer(help="The library's tables.", no_args_is_help=True)
+app.command()(roles)
+app.command()(grants)
 
 TotalTokens = Annotated[int | None, typer.Option(help="Number of tokens; 10000 for a new cluster.")]
 HashFunction = Annotated[str | None, typer.Option(help="md5, sha256 or double_sha256, which is that of a new cluster.")]
@@ -95,7 +99,7 @@ def reform(
     output = cluster.output
     operator = Operator(cluster.engine, cluster.names)
     found, members = operator.look()
-    output.note(f"epoch {found.epoch}, {len(members)} nodes: {', '.join(members) or 'none'}")
+    output.note(f"epoch {found.epoch}, {counted(len(members), 'node', 'nodes')}: {', '.join(members) or 'none'}")
     output.confirm("End all claims and let nobody own anything until the cluster has rested?", yes)
     done = operator.reform(found, rest)
     if done is None:

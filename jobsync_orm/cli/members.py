@@ -13,6 +13,7 @@ from jobsync_orm.operate import Member, Remaining, Watched, expel, find_member, 
 from jobsync_orm.operate import drain as order
 from jobsync_orm.operate import evict as take_out
 from jobsync_orm.operate import undrain as lift
+from jobsync_orm.wording import counted
 
 __all__ = ["drain", "evict", "undrain"]
 
@@ -42,7 +43,9 @@ def drain(
         output.note(f"{node} is drained already")
     left = _wait(cluster, node, timeout) if wait else next(watch_drain(cluster.engine, cluster.names, node, 0))
     answer = {"node": node, "new": new, "tokens": left.tokens, "claims": left.claims, "done": left.done}
-    output.show(answer, f"{node} has no tokens" if left.done else f"{node} has {left.tokens} tokens left")
+    output.show(
+        answer, f"{node} has no tokens" if left.done else f"{node} has {counted(left.tokens, 'token', 'tokens')} left"
+    )
     if wait and not left.done:
         raise typer.Exit(NO)
 

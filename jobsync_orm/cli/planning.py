@@ -9,6 +9,7 @@ import typer
 from jobsync_orm.cli.connection import Cluster, on_cluster
 from jobsync_orm.cli.output import Grid
 from jobsync_orm.operate import Preview, plan_soon, preview
+from jobsync_orm.wording import counted
 
 __all__ = ["rebalance"]
 
@@ -33,7 +34,7 @@ def _parts(found: Preview) -> list[Grid | str]:
     rest: list[Grid | str] = ["the cluster rests: nothing is moved before it has rested"] if found.resting else []
     return [
         *rest,
-        f"{found.moved} tokens would move" if found.moves else "nothing would move",
+        f"{counted(found.moved, 'token', 'tokens')} would move" if found.moves else "nothing would move",
         *([Grid(("from", "to", ">tokens", "how"), moves)] if moves else []),
         "",
         Grid(("node", ">now", ">then"), loads, "no live node"),

@@ -10,6 +10,7 @@ from jobsync_orm.cli.connection import Cluster, on_cluster
 from jobsync_orm.cli.output import NO, Grid, age
 from jobsync_orm.operate import Survey, survey
 from jobsync_orm.operate import reshard as change
+from jobsync_orm.wording import counted
 
 __all__ = ["reshard"]
 
@@ -35,13 +36,14 @@ def reshard(
         return
     if found.total_before == total_tokens:
         same = {"total_before": total_tokens, "total_after": total_tokens}
-        output.show(same, f"it has {total_tokens} tokens already")
+        output.show(same, f"it has {counted(total_tokens, 'token', 'tokens')} already")
         return
     if not output.json:
         output.show(None, *_parts(found))
     if not (found.nodes or found.obstacles):  # else it is refused below, and says why
         output.confirm(
-            f"Change {found.total_before} tokens to {total_tokens}? Writers of {len(found.tables)} tables and of the "
+            f"Change {counted(found.total_before, 'token', 'tokens')} to {total_tokens}? Writers of "
+            f"{counted(len(found.tables), 'table', 'tables')} and of the "
             "queue wait meanwhile, and the tables grow.",
             yes,
         )
@@ -52,8 +54,9 @@ def reshard(
         )
     output.show(
         done,
-        f"{done.total_before} tokens are now {done.total_after}; {done.rows} rows of {done.tables} tables and "
-        f"{done.jobs} jobs have another one; {age(done.took_sec)}",
+        f"{counted(done.total_before, 'token is', 'tokens are')} now {done.total_after}; "
+        f"{counted(done.rows, 'row', 'rows')} of {counted(done.tables, 'table', 'tables')} and "
+        f"{counted(done.jobs, 'job', 'jobs')} have another one; {age(done.took_sec)}",
         f"give every worker total_tokens={done.total_after}; VACUUM (ANALYZE) the tables",
     )
 
@@ -62,7 +65,7 @@ def _parts(found: Survey) -> list[Grid | str]:
     rows = [(table.table, table.column, table.rows, f"{table.size_bytes / 2**20:.1f} MiB") for table in found.tables]
     nodes = [f"in the way: these nodes are registered: {', '.join(found.nodes)}"] if found.nodes else []
     return [
-        f"{found.total_before} tokens -> {found.total_after}",
+        f"{counted(found.total_before, 'token', 'tokens')} -> {found.total_after}",
         *nodes,
         *(f"in the way: {obstacle}" for obstacle in found.obstacles),
         Grid(("table", "column", ">rows, about", ">size"), rows, "no table has a column of tokens"),

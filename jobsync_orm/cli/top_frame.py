@@ -14,6 +14,7 @@ from jobsync_orm.models.states import JobState
 from jobsync_orm.operate.happenings import Happenings
 from jobsync_orm.operate.picture import NodeStatus
 from jobsync_orm.operate.watching import Look
+from jobsync_orm.wording import counted
 
 __all__ = ["Frame", "lines"]
 
@@ -87,7 +88,10 @@ def _head(frame: Frame, width: int) -> Iterator[Text]:
     for problem in shown:
         yield Text(f"! {_printable(problem)}", ALERT)
     if len(cluster.problems) > len(shown):
-        yield Text(f"! and {len(cluster.problems) - len(shown)} problems more: jobsync-orm status", ALERT)
+        yield Text(
+            f"! and {counted(len(cluster.problems) - len(shown), 'problem', 'problems')} more: jobsync-orm status",
+            ALERT,
+        )
     yield Text("─" * width, DIM)
 
 
@@ -193,7 +197,8 @@ def _events(frame: Frame, width: int, room: int) -> list[Text]:
     told += [
         (
             plan.triggered_at,
-            f"rebalance ({plan.reason}): {plan.tokens_moved} tokens, {plan.nodes_before} -> {plan.nodes_after} nodes",
+            f"rebalance ({plan.reason}): {counted(plan.tokens_moved, 'token', 'tokens')}, {plan.nodes_before} -> "
+            f"{counted(plan.nodes_after, 'node', 'nodes')}",
             DIM,
         )
         for plan in frame.look.rebalances

@@ -34,6 +34,7 @@ from jobsync_orm.operate.picture import (
     TokenStatus,
 )
 from jobsync_orm.status import WITHIN
+from jobsync_orm.wording import counted
 
 __all__ = ["Operations"]
 
@@ -297,9 +298,15 @@ def _problems(
             if nodes and all(node.drained for node in nodes)
             else "their pins match no live node"
         )
-        found.append(f"{tokens.parked} tokens are parked: {why}")
+        found.append(f"{counted(tokens.parked, 'token is', 'tokens are')} parked: {why}")
     if tokens.unowned > tokens.parked:
-        found.append(f"{tokens.unowned - tokens.parked} tokens have no owner yet")
+        found.append(f"{counted(tokens.unowned - tokens.parked, 'token has', 'tokens have')} no owner yet")
     if tokens.overdue:
-        found.append(f"{tokens.overdue} tokens should have been handed over by now: their owner still uses them")
+        found.append(
+            counted(
+                tokens.overdue,
+                "token should have been handed over by now: its owner still uses it",
+                "tokens should have been handed over by now: their owners still use them",
+            )
+        )
     return tuple(found)

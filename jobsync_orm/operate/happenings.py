@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from jobsync_orm.operate.picture import ClusterStatus, NodeStatus
 from jobsync_orm.operate.watching import Look
+from jobsync_orm.wording import counted
 
 __all__ = ["Gone", "Happening", "Happenings"]
 
@@ -120,7 +121,9 @@ class Happenings:
             self._tell(now, f"{node.name} has joined anew ({node.host}:{node.pid})")
         if node.condition in DEAD and was.condition not in DEAD:
             how = "its session has ended" if node.condition == "cut off" else "its heartbeat has stopped"
-            self._tell(now, f"{node.name} is {node.condition}: {how}; {node.tokens.owned} tokens", True)
+            self._tell(
+                now, f"{node.name} is {node.condition}: {how}; {counted(node.tokens.owned, 'token', 'tokens')}", True
+            )
             self._lost[node.name] = now.at
         elif node.condition == "live" and was.condition in DEAD:
             self._tell(now, f"{node.name} is live again")

@@ -42,6 +42,7 @@ from jobsync_orm.naming import Names, quote
 from jobsync_orm.operate.dependents import Dependents, TokenColumn, dependents
 from jobsync_orm.operate.missing import check_given, no_cluster, ready
 from jobsync_orm.pins import Pin, check_conflicts
+from jobsync_orm.wording import counted
 
 __all__ = ["Resharded", "Survey", "reshard", "survey"]
 
@@ -209,8 +210,9 @@ class _Run:
         before, self._hash = _settings(self._connection, names, " FOR UPDATE")
         if members := _nodes(self._connection, names):
             raise OperationRefused(
-                f"{len(members)} nodes are registered ({', '.join(members[:5])}{', ...' if len(members) > 5 else ''}): "
-                "stop every worker, and evict those that are dead (jobsync-orm evict NODE)"
+                f"{counted(len(members), 'node is', 'nodes are')} registered ({', '.join(members[:5])}"
+                f"{', ...' if len(members) > 5 else ''}): stop every worker, and evict those that are dead "
+                "(jobsync-orm evict NODE)"
             )
         if before == self._total:
             return before

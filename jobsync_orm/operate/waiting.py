@@ -19,6 +19,7 @@ from jobsync_orm.models.queue import IN_LINE
 from jobsync_orm.models.states import JobState
 from jobsync_orm.operate.tasks import where
 from jobsync_orm.queue import JobQueue, JobStatus
+from jobsync_orm.wording import counted
 
 __all__ = ["why_it_waits"]
 
@@ -78,7 +79,7 @@ def _in_its_turn(queue: JobQueue, database: Autocommit, status: JobStatus) -> It
     if status.key is not None:
         yield from _in_line(queue, database, status)
     elif status.ahead:
-        many = f"{status.ahead} jobs go" if status.ahead > 1 else "1 job goes"
+        many = counted(status.ahead, "job goes", "jobs go")
         yield f"{many} before it, of its type and priority"
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from jobsync_orm.logs import fields
 from jobsync_orm.queue.execution import execute, failed, stopped
+from jobsync_orm.wording import counted
 
 if TYPE_CHECKING:
     from jobsync_orm.queue import JobQueue
@@ -164,13 +165,14 @@ class ThreadExecutor:
     def problems(self) -> list[str]:
         """Too many threads left behind, or none to be had."""
         missing = sum(slot.thread is None for slot in self._slots)
-        found = [f"{missing} threads for handlers could not be started"] if missing else []
+        found = [f"{counted(missing, 'thread', 'threads')} for handlers could not be started"] if missing else []
         if not self._too_many_abandoned():
             return found
         return [
             *found,
-            f"{len(self._abandoned)} threads go on although their jobs have timed out: no more jobs are started. Give "
-            'their handlers kind="process", or let them look at ctx.cancelled; end this process to get rid of them',
+            f"{counted(len(self._abandoned), 'thread goes', 'threads go')} on whose jobs have timed out: no more jobs "
+            'are started. Give their handlers kind="process", or let them look at ctx.cancelled; end this process to '
+            "get rid of them",
         ]
 
     def stop(self, grace_sec: float) -> None:

@@ -34,6 +34,9 @@ NOT_FIRED_SEC = 0.2
 
 TIMEOUT_SEC = 10.0
 
+# Jobs were inserted, but the schedule's row was not updated; see the statement ``fire``.
+DIVISION_BY_ZERO = "22012"
+
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 
@@ -140,7 +143,14 @@ class Ticking:
             try:
                 if not self._fire(session, schedule, row, cron, fired_until, ticks):
                     return NOT_FIRED_SEC
-            except StatementFailed:
+            except StatementFailed as failed:
+                if failed.sqlstate == DIVISION_BY_ZERO:
+                    self._complain(
+                        (row.name, "suppressed"),
+                        "cannot be fired: a trigger or rule on the table of schedules suppresses the UPDATE that says "
+                        "until when it has been, so nothing was enqueued; remove that trigger, or let it return NEW",
+                    )
+                    return LOOK_SEC
                 # One that the database refuses must not keep the others from being fired.
                 logger.exception(
                     "%s: periodic job %r could not be enqueued; trying again",

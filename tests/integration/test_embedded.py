@@ -17,6 +17,7 @@ import pytest
 
 from jobsync_orm import embedded
 from jobsync_orm.exceptions import EmbeddedUnavailable
+from tests.integration.cluster import wait_for
 
 USER = """
 import sys
@@ -122,6 +123,13 @@ def postmaster(folder: Path) -> int | None:
     return pid
 
 
+def guardians(folder: Path) -> list[int]:
+    """Processes that wait for the end of the users of ``folder``."""
+    named = subprocess.run(["ps", "-eww", "-o", "pid=,args="], capture_output=True, text=True, check=True).stdout
+    lines = [line.split(None, 1) for line in named.splitlines()]
+    return [int(pid) for pid, line in lines if "embedded_guardian.py" in line and f" {folder} " in line]
+
+
 def answers(folder: Path) -> bool:
     try:
         psycopg.connect(host=str(folder), user="postgres", dbname="postgres").close()
@@ -152,9 +160,34 @@ def test_killed_user_neither_stops_the_server_nor_keeps_it_alive(folder: Path, u
     assert postmaster(folder) is None
 
 
-def test_server_left_by_a_killed_last_user_is_joined_and_then_stopped(folder: Path, user: Callable[..., User]) -> None:
+def test_server_of_a_killed_last_user_is_stopped(folder: Path, user: Callable[..., User]) -> None:
+    one, two = user(), user()
+    one.wait_up()
+    two.wait_up()
+    one.kill()  # who may have started it
+    two.kill()
+    wait_for(lambda: postmaster(folder) is None, "the server is stopped")
+    wait_for(lambda: guardians(folder) == [], "nobody waits any more")
+    three = user()
+    three.wait_up()
+    assert answers(folder)
+    three.leave()
+
+
+def test_server_of_a_user_that_ends_by_a_signal_is_stopped(folder: Path, user: Callable[..., User]) -> None:
+    """As workers of uvicorn do, also after Ctrl-C."""
     one = user()
     one.wait_up()
+    one.process.send_signal(signal.SIGTERM)
+    wait_for(lambda: postmaster(folder) is None, "the server is stopped")
+    one.kill()
+
+
+def test_server_left_without_a_guardian_is_joined_and_then_stopped(folder: Path, user: Callable[..., User]) -> None:
+    one = user()
+    one.wait_up()
+    for guardian in guardians(folder):
+        os.kill(guardian, signal.SIGKILL)
     one.kill()
     server = postmaster(folder)
     assert server is not None
@@ -163,6 +196,14 @@ def test_server_left_by_a_killed_last_user_is_joined_and_then_stopped(folder: Pa
     assert postmaster(folder) == server
     two.leave()
     assert postmaster(folder) is None
+
+
+def test_who_leaves_politely_leaves_no_guardian(folder: Path, user: Callable[..., User]) -> None:
+    one = user()
+    one.wait_up()
+    assert len(guardians(folder)) == 1
+    one.leave()
+    wait_for(lambda: guardians(folder) == [], "nobody waits any more")
 
 
 def test_killed_server_is_started_again_for_the_next_who_asks(folder: Path, user: Callable[..., User]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import selectors
 from collections.abc import Iterator
 
 import psycopg
@@ -9,10 +10,11 @@ import pytest
 from psycopg import IsolationLevel
 from psycopg.errors import AdminShutdown, DivisionByZero
 from psycopg.pq import TransactionStatus
+from psycopg.waiting import Ready, Wait
 from sqlalchemy import URL, create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from jobsync_orm.message import begin, may_send, send
+from jobsync_orm.message import _exchange, begin, may_send, send
 
 
 @pytest.fixture
@@ -34,6 +36,26 @@ def test_larger_than_what_a_socket_takes_at_once(connection: psycopg.Connection)
     size = 30_000_000
     results = send(connection, f"SELECT length('{'x' * size}'); SELECT 'after'")
     assert [result.get_value(0, 0) for result in results] == [str(size).encode(), b"after"]
+
+
+def test_it_waits_for_the_socket_to_take_more_where_it_is_full(connection: psycopg.Connection) -> None:
+    """psycopg looks ten times a second at what it waits for: a message might get through in pieces, by its looking."""
+    size = 30_000_000
+    exchange = _exchange(connection.pgconn, f"SELECT length('{'x' * size}')".encode())
+    asked = []
+    ready = None
+    with selectors.DefaultSelector() as selector:
+        selector.register(connection.pgconn.socket, selectors.EVENT_READ)
+        try:
+            while True:
+                asked.append(wait := next(exchange) if ready is None else exchange.send(ready))
+                selector.modify(connection.pgconn.socket, wait)
+                ((_, events),) = selector.select(60)  # only what was asked for, and no sooner
+                ready = Ready(events)
+        except StopIteration as end:
+            (result,) = end.value
+    assert result.get_value(0, 0) == str(size).encode()
+    assert Wait.RW in asked
 
 
 def test_the_first_failure_is_raised_and_nothing_behind_it_is_done(connection: psycopg.Connection) -> None:

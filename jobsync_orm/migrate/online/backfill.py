@@ -21,6 +21,7 @@ from jobsync_orm.migrate.binding import raw
 from jobsync_orm.migrate.online.column import Column, Found
 from jobsync_orm.migrate.online.progress import Progress
 from jobsync_orm.naming import quote
+from jobsync_orm.wording import counted
 
 __all__ = ["Pace", "backfill", "primary_key"]
 
@@ -162,8 +163,9 @@ def _sweep(connection: Connection, statements: _Statements, column: Column, pace
             continue
         if time.monotonic() >= deadline:
             raise LockNotAcquired(
-                f"{lacking} rows of {column.table} were locked by others for {patience:g} s and have no token yet: end "
-                "the transactions that hold them (pg_stat_activity shows them, by xact_start), and run it again"
+                f"{counted(lacking, 'row', 'rows')} of {column.table} that others had locked for {patience:g} s got "
+                "no token yet: end the transactions that hold them (pg_stat_activity shows them, by xact_start), and "
+                "run it again"
             )
         time.sleep(pause)
         pause = min(2 * pause, _LAST_PAUSE)

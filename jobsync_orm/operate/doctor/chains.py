@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from jobsync_orm.operate.doctor.findings import Finding, Severity, Subject
+from jobsync_orm.wording import counted
 
 __all__ = ["check"]
 
@@ -22,7 +23,8 @@ def check(subject: Subject) -> Iterator[Finding]:
         yield Finding(
             "chains",
             Severity.WARNING,
-            f"{blocked} jobs are blocked behind {before} that have failed or were cancelled, such as job {some}",
+            f"{counted(blocked, 'job is', 'jobs are')} blocked behind {before} that failed or were "
+            f"cancelled, such as job {some}",
             "they stay blocked until those have completed",
             f"jobsync-orm queue retry {some}, or cancel those that wait: jobsync-orm queue cancel --state blocked",
         )

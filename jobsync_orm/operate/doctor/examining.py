@@ -27,6 +27,7 @@ from jobsync_orm.operate.doctor import (
     tables,
     tokens,
     transactions,
+    unfinished,
     unserved,
     vacuum,
 )
@@ -59,6 +60,7 @@ CLUSTER: Mapping[str, Check] = {
     "pins": pins.check,
     "indexes": indexes.check,
     "fences": fences.check,
+    "unfinished": unfinished.check,
     "vacuum": vacuum.check,
     "unserved types": unserved.check,
     "pauses": pauses.check,

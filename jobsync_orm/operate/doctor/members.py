@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from jobsync_orm.operate.cluster import Operations
 from jobsync_orm.operate.doctor.findings import Finding, Severity, Subject
 from jobsync_orm.operate.picture import ClusterStatus
+from jobsync_orm.wording import counted
 
 __all__ = ["check"]
 
@@ -62,6 +63,6 @@ def _dead(status: ClusterStatus) -> Iterator[Finding]:
                 Severity.ERROR,
                 f"{node.name} (process {node.pid} on {node.host}) is dead or hangs: no heartbeat for "
                 f"{node.heartbeat_age_sec:.0f} s, and it has not been taken out",
-                f"its {node.tokens.owned} tokens and the jobs it had wait",
+                f"its {counted(node.tokens.owned, 'token', 'tokens')} and the jobs it had wait",
                 f"jobsync-orm evict {node.name}; if the process still runs, end it",
             )

@@ -9,6 +9,7 @@ from jobsync_orm.like import matches
 from jobsync_orm.operate.cluster import Operations
 from jobsync_orm.operate.doctor.findings import Finding, Severity, Subject
 from jobsync_orm.operate.pins import StoredPin, list_pins
+from jobsync_orm.wording import counted
 
 __all__ = ["check"]
 
@@ -41,11 +42,11 @@ def check(subject: Subject) -> Iterator[Finding]:
         yield Finding(
             "pins",
             Severity.NOTE,
-            f"{expired} pins have expired and are still stored",
+            f"{counted(expired, 'pin has expired and is', 'pins have expired and are')} still stored",
             "they count for nothing, but the table grows",
             f"DELETE FROM {subject.names.sql('lock')} WHERE expires_at < now()",
         )
 
 
 def _pins(orphaned: Sequence[StoredPin]) -> str:
-    return "1 pin matches" if len(orphaned) == 1 else f"{len(orphaned)} pins match"
+    return counted(len(orphaned), "pin matches", "pins match")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from jobsync_orm.operate.cluster import Operations
 from jobsync_orm.operate.doctor.findings import Finding, Severity, Subject
+from jobsync_orm.wording import counted
 
 __all__ = ["check"]
 
@@ -19,7 +20,7 @@ def check(subject: Subject) -> Iterator[Finding]:
         yield Finding(
             "tokens",
             Severity.WARNING,
-            f"{tokens.parked} tokens are parked: "
+            f"{counted(tokens.parked, 'token is', 'tokens are')} parked: "
             + ("all nodes are drained" if drained else "their pins match no live node"),
             "nobody works on their rows, tasks and keys",
             f"jobsync-orm undrain {status.nodes[0].name}"
@@ -30,7 +31,7 @@ def check(subject: Subject) -> Iterator[Finding]:
         yield Finding(
             "tokens",
             Severity.WARNING,
-            f"{tokens.overdue} tokens should have been handed over by now",
+            f"{counted(tokens.overdue, 'token', 'tokens')} should have been handed over by now",
             "a transaction of their owner holds them: the next owner waits",
             "SELECT pid, state, xact_start FROM pg_stat_activity WHERE state = 'idle in transaction' ORDER BY "
             "xact_start, then SELECT pg_terminate_backend(PID)",

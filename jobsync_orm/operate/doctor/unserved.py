@@ -9,6 +9,7 @@ from jobsync_orm.config import CoordinationConfig
 from jobsync_orm.models.states import JobState
 from jobsync_orm.operate.doctor.findings import Finding, Severity, Subject
 from jobsync_orm.queue import JobQueue
+from jobsync_orm.wording import counted
 
 __all__ = ["check"]
 
@@ -27,7 +28,8 @@ def check(subject: Subject) -> Iterator[Finding]:
         yield Finding(
             "unserved types",
             Severity.ERROR,
-            f"{number} jobs of type {type!r} are ready, since {waited:.0f} s, and no live worker runs this type",
+            f"{counted(number, f'job of type {type!r} is', f'jobs of type {type!r} are')} ready, since {waited:.0f} s, "
+            "and no live worker runs this type",
             "they wait for ever",
             f"start a worker that imports its handler (jobsync-orm worker MODULE:QUEUE --types {shlex.quote(type)}); "
             f"if the name is wrong, jobsync-orm queue cancel --type {shlex.quote(type)}",

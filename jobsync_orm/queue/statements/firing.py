@@ -40,7 +40,8 @@ class Firing:
         # $13 retry_blocks_key. $14 and $15: channel and payload of the notification that wakes the workers. $16 and
         # $17: whether max_retries and timeout are the schedule's own. Returned: how many rows it was, and the ids of
         # the jobs. A job that is there already under its idempotency key is looked for first, because ON CONFLICT alone
-        # would wait for whoever is just ending it.
+        # would wait for whoever is just ending it. Where a trigger of somebody's suppresses the UPDATE, the division by
+        # zero undoes the INSERT: else the tick would be fired again at each turn.
         live = f"state IN ({', '.join(repr(str(state)) for state in LIVE)})"
         self.fire = f"""
             WITH seen AS (
@@ -62,5 +63,7 @@ class Firing:
                 UPDATE {schedule} SET fired_until = {instant("$6::bigint")},
                     last_job_id = coalesce((SELECT max(id) FROM inserted), last_job_id)
                 WHERE ctid = ANY (ARRAY(SELECT ctid FROM seen)) RETURNING 1)
-            SELECT (SELECT count(*) FROM fired), (SELECT coalesce(json_agg(id ORDER BY id), '[]') FROM inserted),
+            SELECT CASE WHEN EXISTS (SELECT 1 FROM inserted) THEN 1 / (SELECT count(*) FROM fired)
+                    ELSE (SELECT count(*) FROM fired) END,
+                (SELECT coalesce(json_agg(id ORDER BY id), '[]') FROM inserted),
                 (SELECT pg_notify($14::text, $15::text) FROM inserted LIMIT 1)"""

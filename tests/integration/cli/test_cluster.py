@@ -34,7 +34,7 @@ def test_with_a_worker(database: URL, own_engine: Engine, job: Job) -> None:
     assert lines[0] == "cluster sync_: healthy"
     assert lines[1].startswith("leader w1, epoch ")
     assert lines[2] == "tokens: 10000 owned, 0 draining, 0 parked, 0 without owner"
-    assert "by w1: initial, 10000 tokens, 0 -> 1 nodes" in lines[3]
+    assert "by w1: initial, 10000 tokens, 0 -> 1 node" in lines[3]
     assert lines[4] == "queue: 0 pending, 0 processing"
     assert lines[-1].split()[:3] == ["w1", "*", "live"]
     queue = JobQueue(engine=own_engine)

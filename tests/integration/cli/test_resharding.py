@@ -38,7 +38,7 @@ def test_asks_first_and_says_what_it_does(database: URL, engine: Engine) -> None
 def test_refused_while_workers_run(database: URL, job: Job) -> None:
     done = run("reshard", "--total-tokens", "7", "--yes", url=database)
     assert done.exit_code == 2
-    assert "1 nodes are registered (w1): stop every worker" in done.stderr
+    assert "1 node is registered (w1): stop every worker" in done.stderr
     dry = run("reshard", "--total-tokens", "7", "--dry-run", url=database)
     assert dry.exit_code == 1
     assert "in the way: these nodes are registered: w1" in dry.stdout

@@ -56,7 +56,7 @@ def test_two_workers_and_a_pin_nobody_matches(cluster: Cluster, operations: Oper
     job.register_lock("task", "gpu-%")
     parked = wait_for(lambda: (s := operations.status()).tokens.parked and s, "the token is parked")
     assert (parked.tokens.unowned, parked.tokens.owned) == (1, 9999)
-    assert parked.problems == ("1 tokens are parked: their pins match no live node",)
+    assert parked.problems == ("1 token is parked: their pins match no live node",)
 
 
 def test_a_worker_that_is_killed_is_cut_off_then_gone(cluster: Cluster, operations: Operations, job: Job) -> None:

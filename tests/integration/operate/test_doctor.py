@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from sqlalchemy import URL, Engine, NullPool, create_engine, text
+from sqlalchemy import URL, Engine, NullPool, create_engine, event, text
 
 from jobsync_orm import CoordinationConfig, Job, migrate
 from jobsync_orm.exceptions import ConfigurationError
+from jobsync_orm.migrate import online
 from jobsync_orm.migrate.fence import create_ownership_fence
 from jobsync_orm.naming import Names
 from jobsync_orm.operate.doctor import Finding, Limits, Subject, examine
@@ -138,6 +139,28 @@ def dead_rows(healthy: Healthy) -> None:
     wait_for(counted, "the statistics know")
 
 
+def half_way(healthy: Healthy) -> None:
+    """Giving a table its column was interrupted before the CHECK was validated."""
+    healthy.do("CREATE TABLE late (id int PRIMARY KEY, sku text NOT NULL)")
+    cut = create_engine(healthy.url)
+
+    @event.listens_for(cut, "before_cursor_execute")
+    def interrupt(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if "VALIDATE CONSTRAINT" in statement:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        online.add_token_column(cut, "late", key="sku")
+    cut.dispose()
+    healthy.do("CREATE INDEX ON late (token_id, id)", "CREATE INDEX ON late (id, token_id)")
+
+
+def nearly(healthy: Healthy) -> None:
+    half_way(healthy)
+    online.add_token_column(healthy.engine, "late", key="sku")
+    healthy.do("ALTER TABLE late ALTER COLUMN token_id DROP NOT NULL")
+
+
 NEWEST = sql(f"UPDATE sync_alembic_version SET version_num = '{migrate.head()}'")
 
 CASES = {
@@ -190,6 +213,27 @@ CASES = {
         'CREATE INDEX CONCURRENTLY ON public.item ("id", "token_id")',
         sql("DROP INDEX by_age", "CREATE INDEX alone ON item (token_id)"),
         sql("DROP INDEX alone", TABLE.split(";")[1]),
+    ),
+    "a token column whose migration has stopped": Case(
+        "unfinished",
+        "it goes on where it stopped: op.add_token_column('late', schema='public'",
+        half_way,
+        sql("DROP TABLE late; DROP FUNCTION sync_token_id_late"),
+    ),
+    "one that is only not NOT NULL yet": Case(
+        "unfinished",
+        "run the migration that adds it again",
+        nearly,
+        sql("DROP TABLE late; DROP FUNCTION sync_token_id_late"),
+    ),
+    "an index that is not valid": Case(
+        "unfinished",
+        "DROP INDEX CONCURRENTLY public.spare; CREATE INDEX CONCURRENTLY spare ON public.item USING btree (token_id)",
+        sql(
+            "CREATE INDEX spare ON item (token_id)",
+            "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'spare'::regclass",
+        ),
+        sql("DROP INDEX spare"),
     ),
     "a fence that is off": Case(
         "fences",
@@ -289,7 +333,7 @@ def test_nothing_is_found_in_a_healthy_cluster(healthy: Healthy) -> None:
     assert found(healthy) == []
     diagnosis = examine(healthy.subject)
     assert diagnosis.healthy is (diagnosis.findings == ())
-    assert len(diagnosis.checks) == 17
+    assert len(diagnosis.checks) == 18
     assert diagnosis.skipped == ()
 
 
@@ -376,7 +420,7 @@ def test_the_command(healthy: Healthy) -> None:
     first = lines.index("error    fences: the trigger sync_fence_item of table public.item is off")
     assert lines[first + 1].startswith("         why  commits of stale owners are not refused")
     assert lines[first + 2] == "         do   ALTER TABLE public.item ENABLE TRIGGER sync_fence_item"
-    assert lines[-1].startswith("17 checks: ")
+    assert lines[-1].startswith("18 checks: ")
     assert lines[-1].endswith(" errors, 1 note")
     answer = json.loads(as_json.stdout)
     assert answer["healthy"] is False
@@ -388,5 +432,5 @@ def test_the_command(healthy: Healthy) -> None:
     ]
     well = run("doctor", url=healthy.url)
     if examine(healthy.subject).findings == ():
-        assert (well.exit_code, well.stdout) == (0, "17 checks: nothing found\n")
+        assert (well.exit_code, well.stdout) == (0, "18 checks: nothing found\n")
     assert run("doctor", "--transactions-older-than", "10", url=healthy.url).exit_code == 2

@@ -179,7 +179,7 @@ def test_parts_of_a_table(tables: Engine, monkeypatch: pytest.MonkeyPatch) -> No
 def test_refused_while_a_node_is_registered(tables: Engine, job: Job) -> None:
     before = state(tables)
     assert survey(tables, NAMES, NEW).nodes == ("w1",)
-    with pytest.raises(OperationRefused, match=r"1 nodes are registered \(w1\): stop every worker"):
+    with pytest.raises(OperationRefused, match=r"1 node is registered \(w1\): stop every worker"):
         reshard(tables, NAMES, NEW)
     assert state(tables) == before
 

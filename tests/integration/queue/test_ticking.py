@@ -235,6 +235,32 @@ def test_a_firing_is_the_job_and_the_mark_or_neither(engine: Engine, worker: Cal
     assert len(jobs(engine)) == 1
 
 
+def test_a_firing_whose_mark_is_suppressed_is_none(
+    engine: Engine, worker: Callable[..., Worker], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else each turn would fire the same tick again."""
+    one = worker(make(), make("good"))
+    one.turn()
+    for name in ("report", "good"):
+        put_back(engine, LONG, name)
+    rows(
+        engine,
+        "CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " IF OLD.name = 'report' THEN RETURN NULL; END IF; RETURN NEW; END $$;"
+        "CREATE TRIGGER swallow BEFORE UPDATE ON sync_job_schedule FOR EACH ROW EXECUTE FUNCTION swallow()",
+    )
+    try:
+        one.turn()
+        one.turn()
+        assert [job["idempotency_key"].split(":")[1] for job in jobs(engine)] == ["good"]
+        assert caplog.text.count("'report' cannot be fired: a trigger") == 1
+        assert "Traceback" not in caplog.text
+    finally:
+        rows(engine, "DROP FUNCTION swallow CASCADE")
+    one.turn()
+    assert [job["idempotency_key"].split(":")[1] for job in jobs(engine)] == ["good", "report"]
+
+
 def test_one_that_the_database_refuses_does_not_keep_the_others(
     engine: Engine, worker: Callable[..., Worker], caplog: pytest.LogCaptureFixture
 ) -> None:

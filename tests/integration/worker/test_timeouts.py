@@ -89,7 +89,7 @@ def test_a_stuck_thread_holds_no_slot(queue: JobQueue, jobs: Jobs, start_worker:
             add(queue, "stuck", timeout=0.3)
         jobs.wait(failed=4, completed=1)
         assert (executor.abandoned, executor.free()) == (4, 0)
-        assert "4 threads go on although their jobs have timed out" in executor.problems()[0]
+        assert "4 threads go on whose jobs have timed out" in executor.problems()[0]
         add(queue, "next")
         go.set()
         jobs.wait(failed=4, completed=2)

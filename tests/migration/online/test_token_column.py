@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 from sqlalchemy import Engine, create_engine, event, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from jobsync_orm import migrate
 from jobsync_orm.exceptions import ConfigurationError, LockNotAcquired
@@ -283,7 +283,7 @@ class TestOthers:
             online.add_token_column(broken, "item", key="sku")
         broken.dispose()
         other.execute("SELECT FROM item WHERE id = 3 FOR UPDATE")
-        with pytest.raises(LockNotAcquired, match=r"1 rows of .* were locked by others for 0.1 s"):
+        with pytest.raises(LockNotAcquired, match=r"1 row of .* that others had locked for 0.1 s"):
             online.add_token_column(shop, "item", key="sku", patience=0.1)
         assert tokens(shop) == (250, 249)
 
@@ -459,3 +459,26 @@ def test_rows_that_others_write_meanwhile_under_another_isolation_level(shop: En
         strict.dispose()
     assert finished(shop)
     assert tokens(shop) == (250, 250)
+
+
+def test_where_triggers_do_not_fire_only_right_tokens_are_taken(engine: Engine) -> None:
+    """As where logical replication applies rows: see docs/adopting.md."""
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE item (id int PRIMARY KEY, sku text NOT NULL)"))
+    online.add_token_column(engine, "item", key="sku")
+
+    def apply(values: str) -> None:
+        with engine.begin() as connection:
+            connection.execute(text("SET LOCAL session_replication_role = replica"))
+            connection.execute(text(f"INSERT INTO item {values}"))
+
+    apply("VALUES (1, 'a', sync_token_of('a'))")
+    for wrong in ("VALUES (2, 'b', sync_token_of('a'))", "(id, sku) VALUES (2, 'b')"):
+        with pytest.raises(IntegrityError, match="token_id"):
+            apply(wrong)
+    with engine.begin() as connection:
+        connection.execute(text("ALTER TABLE item ENABLE ALWAYS TRIGGER zz_sync_token_id_item"))
+    apply("(id, sku) VALUES (2, 'b')")
+    with engine.connect() as connection:
+        right = connection.scalars(text("SELECT token_id = sync_token_of(sku) FROM item")).all()
+    assert right == [True, True]
