@@ -118,12 +118,15 @@ def crash(peer: str, config: str) -> Iterator[Line]:
         }
 
 
-def _produce(module: str, dsn: str, threads: int, seconds: float, options: dict[str, Any], answers: Any) -> None:
+def _produce(
+    module: str, dsn: str, threads: int, apart: bool, seconds: float, options: dict[str, Any], answers: Any
+) -> None:
     import importlib
 
     counts = [0] * threads
     producer_class = importlib.import_module(module).Producer
-    producers = [producer_class(dsn, **options) for _ in range(threads)]
+    made = [producer_class(dsn, **options) for _ in range(threads if apart else 1)]
+    producers = made if apart else made * threads
     answers.put("ready")
     until = time.monotonic() + seconds
 
@@ -138,27 +141,36 @@ def _produce(module: str, dsn: str, threads: int, seconds: float, options: dict[
     for thread in running:
         thread.join()
     answers.put(sum(counts))
-    for producer in producers:
+    for producer in made:
         producer.close()
 
 
 def producers(peer: str, config: str) -> Iterator[Line]:
-    """64 producers in 8 processes, one job per transaction, a worker listening: with wake-ups against without."""
+    """64 producers, one job per transaction, in 8 processes of 8 threads: with wake-ups against without.
+
+    The threads of a process share its queue, as those of a web server do; and then as if they were processes, 64 queues
+    with a sender each.
+    """
     context = multiprocessing.get_context("spawn")
-    rates: dict[bool, list[float]] = {True: [], False: []}
-    for wake in (False, True, True, False):
-        with Arena(peer, config) as arena:
-            answers = context.Queue()
-            arguments = (arena.module.__name__, arena.dsn, 8, 8.0, {"wake": wake}, answers)
-            processes = [context.Process(target=_produce, args=arguments) for _ in range(8)]
-            for process in processes:
-                process.start()
-            got = [answers.get() for _ in range(16)]
-            for process in processes:
-                process.join()
-            rates[wake].append(sum(count for count in got if count != "ready") / 8)
-    with_, without = statistics.mean(rates[True]), statistics.mean(rates[False])
-    yield {"what": "64 producers' commits with wake-ups, against without", "value": with_ / without, "rate": with_}
+    for apart, what in ((False, ""), (True, ", a queue each")):
+        rates: dict[bool, list[float]] = {True: [], False: []}
+        for wake in (False, True, True, False):
+            with Arena(peer, config) as arena:
+                answers = context.Queue()
+                arguments = (arena.module.__name__, arena.dsn, 8, apart, 8.0, {"wake": wake}, answers)
+                processes = [context.Process(target=_produce, args=arguments) for _ in range(8)]
+                for process in processes:
+                    process.start()
+                got = [answers.get() for _ in range(16)]
+                for process in processes:
+                    process.join()
+                rates[wake].append(sum(count for count in got if count != "ready") / 8)
+        with_, without = statistics.mean(rates[True]), statistics.mean(rates[False])
+        yield {
+            "what": f"64 producers' commits{what}, with wake-ups, against without",
+            "value": with_ / without,
+            "rate": with_,
+        }
 
 
 BEST = [("ours", "default"), ("pgqueuer", "batch 1000, pool of 4")]

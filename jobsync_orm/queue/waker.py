@@ -2,10 +2,11 @@
 
 A NOTIFY inside a transaction would make its COMMIT wait for those of all others that notify: PostgreSQL lets them
 through one at a time. So it is sent afterwards, by one thread of this process on one connection of its own: at once
-when it has been quiet, and then at most once per ``INTERVAL_SEC`` for all that was committed meanwhile. Where commits
-pour in, one after the other, the interval grows to ``LONGEST_SEC``: there the sending costs the producers more than the
-workers gain, who have as much to do as they can. Workers look by themselves every second or so; a notification that is
-lost costs that, and one too many costs nothing.
+when it has been quiet, and then at most once per ``INTERVAL_SEC`` for all that was committed meanwhile. Each costs a
+busy machine about as much as a producer's commit, so where the answer takes longer than it has taken at best, which is
+where the machine has no time to spare, the interval grows with that delay, up to ``LONGEST_SEC``: the senders take a
+share of a loaded machine that does not depend on how many they are. Workers look by themselves every second or so; a
+notification that is lost costs that, and one too many costs nothing.
 
 Nothing here ever raises into the application or makes it wait: it adds to a set. A server that does not answer holds up
 the thread, not its callers. A forked child has a thread and a connection of its own.
@@ -31,7 +32,7 @@ from jobsync_orm.queue.statements import MOST_BYTES, QueueStatements
 if TYPE_CHECKING:
     from jobsync_orm.config import CoordinationConfig
 
-__all__ = ["Lane", "QueueWaker", "lanes_of", "lanes_text", "next_interval"]
+__all__ = ["Lane", "Pace", "QueueWaker", "lanes_of", "lanes_text"]
 
 logger = logging.getLogger(__name__)
 
@@ -41,9 +42,9 @@ Lane = tuple[str, int, bool]
 # At most one notification per process in this time, but for the first.
 INTERVAL_SEC: Final = 0.01
 
-# Where so many commits a second or more are told of, the next interval is twice as long.
-BUSY_PER_SEC: Final = 400
-LONGEST_SEC: Final = 0.04
+# A sender is delayed by a busy machine for at most one part in so many of its time, until the interval is the longest.
+PARTS: Final = 40
+LONGEST_SEC: Final = 0.5
 
 # With more lanes than this workers are told to look at everything.
 MOST_LANES: Final = 100
@@ -97,9 +98,24 @@ def _are_lanes(found: Any) -> bool:
     )
 
 
-def next_interval(present: float, commits: int, seconds: float) -> float:
-    """How many seconds to wait after a notification that tells of ``commits``, which came within ``seconds``."""
-    return min(present * 2, LONGEST_SEC) if commits >= BUSY_PER_SEC * seconds else INTERVAL_SEC
+class Pace:
+    """How long to wait after a notification, by how long the answers to the last ones took.
+
+    A long way to the server is in each of them, and says nothing about how busy it is: what counts is how much longer
+    than the shortest they take, as a mean in which the last answer weighs a quarter.
+    """
+
+    def __init__(self) -> None:
+        self.interval = INTERVAL_SEC
+        self._best = self._mean = 0.0
+
+    def answered(self, seconds: float) -> None:
+        """An answer took so many seconds."""
+        if not self._best:
+            self._best = self._mean = seconds
+        self._best = min(self._best, seconds)
+        self._mean += (seconds - self._mean) / 4
+        self.interval = min(max(INTERVAL_SEC, PARTS * (self._mean - self._best)), LONGEST_SEC)
 
 
 class QueueWaker:
@@ -177,8 +193,7 @@ class _Sender:
         self._later: list[tuple[Transaction, set[Lane], set[int], float]] = []
         self._resting = False
         self._leaving_at: float | None = None
-        self._interval = INTERVAL_SEC
-        self._merged = 0  # commits since the last notification
+        self._pace = Pace()
         self._sent_at = 0.0
         self._thread = threading.Thread(target=self._run, name="jobsync-wake-ups", daemon=True)
         _senders.add(self)
@@ -217,7 +232,6 @@ class _Sender:
             self._changed.notify()
 
     def _merge(self, lanes: set[Lane], blocked: set[int]) -> None:
-        self._merged += 1
         self._lanes |= lanes
         self._blocked |= blocked
         if len(self._lanes) > MOST_LANES:
@@ -264,12 +278,11 @@ class _Sender:
                 self._look_at_commits(now)
                 leaving = self._leaving_at is not None
                 # While it lasts nobody wakes this thread for a commit: each would cost the committing one some time.
-                left = self._sent_at + self._interval - now
+                left = self._sent_at + self._pace.interval - now
                 if left > 0 and not leaving:
                     self._changed.wait(left)
                 elif self._lanes or self._everything or self._blocked:
-                    self._interval = next_interval(self._interval, self._merged, now - self._sent_at)
-                    self._merged, self._sent_at = 0, now
+                    self._sent_at = now
                     return True
                 elif self._later:
                     if self._leaving_at is not None and now > self._leaving_at:
@@ -309,12 +322,15 @@ class _Sender:
         if everything or lanes:
             text = "" if everything else lanes_text(lanes)
             with contextlib.suppress(StatementFailed):  # the queue of notifications is full: workers are far behind
+                begun = monotonic()
                 session.execute("SELECT pg_notify($1, $2)", self._channel, text, timeout=ANSWER_SEC)
+                self._pace.answered(monotonic() - begun)
 
     def _connect(self) -> Session:
         if self._session is None:
             self._session = Session(self._config.connection_pool(), -1, _look, ANSWER_SEC, SETUP)
         if not self._session.is_open:
+            self._pace = Pace()  # the server may be another one
             self._session.open()
         return self._session
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobsync_orm.queue.waker import MOST_BYTES, Lane, lanes_of, lanes_text, next_interval
+from jobsync_orm.queue.waker import MOST_BYTES, Lane, Pace, lanes_of, lanes_text
 
 
 def test_what_is_written_is_read() -> None:
@@ -34,10 +34,29 @@ def test_what_is_written_otherwise_names_nothing(payload: str) -> None:
     assert lanes_of(payload) is None
 
 
-def test_where_commits_pour_in_the_interval_grows_and_otherwise_it_is_short_again() -> None:
-    assert next_interval(0.01, commits=1, seconds=60) == 0.01
-    assert next_interval(0.01, commits=3, seconds=0.01) == 0.01
-    assert next_interval(0.01, commits=4, seconds=0.01) == 0.02
-    assert next_interval(0.02, commits=8, seconds=0.02) == 0.04
-    assert next_interval(0.04, commits=400, seconds=0.04) == 0.04
-    assert next_interval(0.04, commits=15, seconds=0.04) == 0.01
+def test_a_long_way_to_the_server_is_no_reason_to_send_more_rarely_but_its_delays_are() -> None:
+    pace = Pace()
+    assert pace.interval == 0.01
+    for _ in range(20):
+        pace.answered(0.05)
+    assert pace.interval == 0.01
+    pace.answered(0.054)  # a quarter of 4 ms, times 40
+    assert pace.interval == pytest.approx(0.04)
+    for _ in range(50):
+        pace.answered(0.056)
+    assert pace.interval == pytest.approx(0.24, abs=0.001)
+    pace.answered(5)
+    assert pace.interval == 0.5
+    for _ in range(50):
+        pace.answered(0.05)
+    assert pace.interval == 0.01
+
+
+def test_one_slow_first_answer_is_not_taken_for_the_way() -> None:
+    pace = Pace()
+    pace.answered(1)
+    pace.answered(0.001)
+    assert pace.interval == 0.5
+    for _ in range(30):
+        pace.answered(0.001)
+    assert pace.interval == 0.01
