@@ -167,7 +167,7 @@ def producers(peer: str, config: str) -> Iterator[Line]:
                 rates[wake].append(sum(count for count in got if count != "ready") / 8)
         with_, without = statistics.mean(rates[True]), statistics.mean(rates[False])
         yield {
-            "what": f"64 producers' commits{what}, with wake-ups, against without",
+            "what": f"64 producers' commits with wake-ups, against without{what}",
             "value": with_ / without,
             "rate": with_,
         }
