@@ -7,10 +7,13 @@ library's tables. (Each process of ``pytest -n`` is a run of its own.)
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import shutil
 import signal
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +24,9 @@ import pytest
 from sqlalchemy import URL, Engine, create_engine, make_url
 
 from jobsync_orm import embedded, migrate
+
+# How the folder of a run's server begins.
+RUN = "jobsync-run-"
 
 # A shell ignores Ctrl-C for what it runs in the background, and what is started from there inherits that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -79,14 +85,29 @@ def hurry(server: Server) -> None:
         connection.execute("SELECT pg_reload_conf()")
 
 
+def remove_leftovers() -> None:
+    """The folders of runs that were killed. Their servers have been stopped; of a run that goes on one is in use."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{RUN}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - folder.stat().st_mtime < 60:  # somebody may just be about to use it
+                continue
+            handle = os.open(folder / ".data.alive", os.O_RDWR)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(handle)
+
+
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
     given = os.environ.get("JOBSYNC_TEST_URL")
     if given:
         yield Server(make_url(given).set(drivername="postgresql+psycopg"))
         return
+    remove_leftovers()
     # Short path: a UNIX socket's name has little room.
-    folder = Path(tempfile.mkdtemp(prefix="jobsync-pg-"))
+    folder = Path(tempfile.mkdtemp(prefix=RUN))
     try:
         server = Server(embedded.server_url(folder / "data"), "STRATEGY file_copy")
         hurry(server)
