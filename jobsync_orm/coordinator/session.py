@@ -140,14 +140,16 @@ class Session:
             fairy = self._pool.connect()
             connection: Any = fairy.dbapi_connection
             fairy.detach()
-            connection.autocommit = True
-        except Exception as error:
-            # Whatever the driver, a hook of the application's engine or the network raises: there is no session.
-            raise SessionLost(f"cannot connect: {error}") from error
-        self._connection = connection
-        try:
+            self._connection = connection
+            # A hook may have begun a transaction.
             if connection.pgconn.transaction_status != TransactionStatus.IDLE:
                 connection.rollback()
+            connection.autocommit = True
+        except Exception as error:
+            self.close()
+            # Whatever the driver, a hook of the application's engine or the network raises: there is no session.
+            raise SessionLost(f"cannot connect: {error}") from error
+        try:
             connection.pgconn.notify_handler = self._hear
             connection.pgconn.nonblocking = 1
             (row,) = self.execute("SELECT pg_backend_pid()", timeout=10)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import select
 from collections.abc import Iterator
+from typing import Any
 
+import psycopg
 import pytest
-from sqlalchemy import URL, create_engine
+from sqlalchemy import URL, create_engine, event
 
 from jobsync_orm.coordinator import session as module
 from jobsync_orm.coordinator.session import Session, SessionLost
@@ -105,3 +107,40 @@ def test_a_server_that_has_become_read_only_is_left(empty_database: URL) -> None
         engine.dispose()
         os.close(wake_fd)
         os.close(write_fd)
+
+
+def test_a_transaction_that_a_hook_of_the_engine_has_begun_is_no_obstacle(server: Server) -> None:
+    engine = create_engine(server.url)
+
+    @event.listens_for(engine, "connect")
+    def look(connection: Any, _record: object) -> None:
+        connection.execute("SELECT 1")  # and no COMMIT
+
+    session = Session(engine.pool, -1, lambda at: None, 0.02, "")
+    try:
+        session.open()
+        assert session.execute("SELECT 2", timeout=10) == [("2",)]
+    finally:
+        session.close()
+        engine.dispose()
+
+
+def test_a_connection_that_cannot_be_used_is_closed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = create_engine(server.url)
+    made: list[psycopg.Connection] = []
+
+    def fail(connection: psycopg.Connection) -> None:
+        made.append(connection)
+        raise psycopg.OperationalError("gone")
+
+    monkeypatch.setattr(psycopg.Connection, "rollback", fail)
+
+    @event.listens_for(engine, "connect")
+    def look(connection: Any, _record: object) -> None:
+        connection.execute("SELECT 1")
+
+    session = Session(engine.pool, -1, lambda at: None, 0.02, "")
+    with pytest.raises(SessionLost, match="cannot connect: gone"):
+        session.open()
+    assert [connection.closed for connection in made] == [True]
+    engine.dispose()
