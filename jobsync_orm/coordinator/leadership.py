@@ -124,8 +124,11 @@ class Leadership:
         """Take in who is oldest, and the revisions of the members and of the pins."""
         self.oldest = oldest
         if self.leads and revisions not in (self._planned_revisions, self._seen_revisions):
-            self._plan_at = min(self._plan_at, max(self._clock.now(), self._planned_at + PLAN_GAP_SEC))
+            self._plan_soon()
         self._seen_revisions = revisions
+
+    def _plan_soon(self) -> None:
+        self._plan_at = min(self._plan_at, max(self._clock.now(), self._planned_at + PLAN_GAP_SEC))
 
     def wards(self, everyone: Iterable[str]) -> list[str]:
         """Whom this node may evict: all others for the leader; for others those ahead of them in the succession."""
@@ -136,7 +139,7 @@ class Leadership:
         return list(self.oldest)
 
     def evict(self, session: Session, dead: Sequence[Evidence]) -> list[str]:
-        """Take dead nodes out of the cluster. Returns the names that are gone."""
+        """Take dead nodes out of the cluster, and plan at once if this node leads. Returns the names that are gone."""
         rows = session.execute(
             self._sql.evict,
             array(e.name for e in dead),
@@ -145,6 +148,8 @@ class Leadership:
             array(e.freed for e in dead),
             timeout=HEAVY_SEC,
         )
+        if rows:
+            self._plan_soon()
         return [row[0] or "" for row in rows]
 
     def plan(self, session: Session, incarnation: str, known_epoch: int = 0) -> Outcome | None:

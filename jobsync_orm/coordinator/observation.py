@@ -137,6 +137,18 @@ class Observer:
         """Whether some lock that was held is free now: look again soon."""
         return self._trust_freed_locks and any(record.free_since is not None for record in self._records.values())
 
+    def verdict_at(self, asked_at: float) -> float:
+        """When the next of the locks that are free has been free for long enough to convict.
+
+        ``asked_at`` is when the last look was sent: those that it could convict are left out.
+        """
+        due = (
+            record.free_since + FREED_GRACES * record.row.connection_grace_sec
+            for record in self._records.values()
+            if record.free_since is not None
+        )
+        return min((at for at in due if at >= asked_at), default=float("inf"))
+
     def dead(self, asked_at: float, among: Collection[str]) -> list[Evidence]:
         """Which of the nodes ``among`` are dead, by looks the last of which was sent at ``asked_at``."""
         found = []

@@ -40,6 +40,9 @@ logger = logging.getLogger("jobsync_orm")
 # Between a freed lock and its conviction the watcher looks this often.
 SUSPECT_SEC = 0.25
 
+# The look that can convict is made this much after the time that must have passed.
+VERDICT_SEC = 0.001
+
 # The next in line looks at the leader's lock this much less often than the leader looks at everybody's: together they
 # stay within the load of a cluster that does nothing.
 NEXT_IN_LINE = 1.5
@@ -465,7 +468,10 @@ class Coordinator:
     def _beat_gap(self) -> float:
         config = self._config
         if self._observer.suspects and (self._leadership.leads or self._leadership.is_next):
-            return min(SUSPECT_SEC, config.lock_watch_interval_sec)
+            gap = min(SUSPECT_SEC, config.lock_watch_interval_sec)
+            # The look that convicts is not to be late.
+            left = self._observer.verdict_at(self._asked_at) + VERDICT_SEC - self._clock.now()
+            return min(gap, max(0.0, left))
         if self._leadership.leads:
             return min(config.lock_watch_interval_sec, config.heartbeat_interval_sec)
         if self._leadership.is_next:

@@ -17,6 +17,7 @@ the module that writes it.
 
 from __future__ import annotations
 
+from jobsync_orm.operate.alarm import Alarm
 from jobsync_orm.operate.as_json import as_json
 from jobsync_orm.operate.cluster import Operations
 from jobsync_orm.operate.dependents import TokenColumn
@@ -36,6 +37,7 @@ from jobsync_orm.operate.waiting import why_it_waits
 
 __all__ = [
     "WALKED",
+    "Alarm",
     "AuditEntry",
     "ClusterStatus",
     "DrainOrder",

@@ -6,7 +6,8 @@
 
 A look is several statements, one after the other: the cluster's (see ``cluster.py``), the attempts that have ended
 since the last look, and, now and then, the queue's depth and the latest rebalances. What takes long is done less often,
-so that a large cluster is not kept busy by who watches it.
+so that a large cluster is not kept busy by who watches it. Whom it sees to have lost its session, it tells the leader
+(see ``alarm.py``).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from sqlalchemy import Engine, text
 from jobsync_orm.autocommit import Autocommit
 from jobsync_orm.config import CoordinationConfig
 from jobsync_orm.naming import Names
+from jobsync_orm.operate.alarm import Alarm
 from jobsync_orm.operate.cluster import Operations
 from jobsync_orm.operate.missing import check_given
 from jobsync_orm.operate.picture import ClusterStatus, Rebalance
@@ -98,6 +100,7 @@ class Watch:
         self._engine = engine
         self._names = names
         self._operations = Operations(engine, names)
+        self._alarm = Alarm(engine, names)
         self._database = Autocommit(engine)
         self._control = JobQueue(
             CoordinationConfig(engine=engine, appname=names.appname, schema=names.schema), wake=False
@@ -123,6 +126,7 @@ class Watch:
             The database does not answer. Look again.
         """
         cluster = self._operations.status()
+        self._alarm.heed(cluster)
         if cluster.epoch != self._epoch:
             self._rebalances = tuple(self._operations.rebalances(REBALANCES))
             self._epoch = cluster.epoch

@@ -1,10 +1,9 @@
 """What the process keeps of the cluster and the queue, so that many who look cost no more than one.
 
-A :class:`Picture` is read anew when somebody asks and the last one is older than its period: at most once a second, and
-of a database in which reading takes long, less often, so that reading takes up a quarter of the time at most. All who
-ask meanwhile get the same one. If it cannot be read, they get the last one, its age, and what is wrong.
-
-While a node is gone or tokens are on their way the cluster is read four times a second, to be told of when it happens.
+A :class:`Picture` is read anew when somebody asks and the last one is older than its period: a second, half a second
+for the cluster, a tenth while a node is gone or tokens are on their way, which takes a second or two. Of a database in
+which reading takes long, less often, so that reading takes up a quarter of the time at most. All who ask meanwhile get
+the same one. If it cannot be read, they get the last one, its age, and what is wrong.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from jobsync_orm.exceptions import JobsyncError
 from jobsync_orm.logs import fields
 from jobsync_orm.naming import Names
 from jobsync_orm.operate import (
+    Alarm,
     ClusterStatus,
     Operations,
     Rebalance,
@@ -42,7 +42,10 @@ __all__ = ["ClusterPicture", "ClusterReader", "Kept", "Picture", "PinsPicture", 
 
 logger = logging.getLogger("jobsync_orm.web")
 
-PERIOD_SEC, UNSETTLED_SEC = 1.0, 0.25
+PERIOD_SEC = 1.0
+
+# Of the cluster, and while a node is gone or tokens move.
+CLUSTER_SEC, UNSETTLED_SEC = 0.5, 0.1
 
 # Reading takes up one part in so many of the time, at most.
 SHARE = 4
@@ -170,6 +173,7 @@ class ClusterReader:
 
     def __init__(self, engine: Engine, names: Names) -> None:
         self._operations = Operations(engine, names)
+        self._alarm = Alarm(engine, names)
         self._last: ClusterPicture | None = None
         self._counted_at = 0.0
         self._samples = _Samples()
@@ -180,6 +184,7 @@ class ClusterReader:
             status, self._counted_at = self._operations.status(), now
         else:
             status = self._operations.again(last.status)
+        self._alarm.heed(status)
         if last is None or status.last_rebalance != last.status.last_rebalance:
             rebalances = tuple(self._operations.rebalances(REBALANCES))
         else:
@@ -195,7 +200,7 @@ class ClusterReader:
         status = picture.status
         moving = status.tokens.draining or status.tokens.unowned > status.tokens.parked
         gone = any(node.condition in ("cut off", "joining") for node in status.nodes)
-        return UNSETTLED_SEC if moving or gone else PERIOD_SEC
+        return UNSETTLED_SEC if moving or gone else CLUSTER_SEC
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,6 +101,8 @@ def test_join_crash_and_leave(config: CoordinationConfig, cluster: Cluster, hear
         # From when its lock was first seen free: at least what the leader waits for to be certain.
         assert 2.4 * QUICK["connection_grace_sec"] < failed_over.seconds < 30
         assert heard.of(Rebalanced)[-1].reason == "leave"
+        taken = heard.events.index(NodesTakenForDead("w1", 1))
+        assert heard.events[taken + 1] in heard.of(Rebalanced), "it plans at once, not after another heartbeat"
         wait_for(lambda: len(job.my_tokens) == 10_000, "w1 has all tokens again")
         beats = heard.of(Heartbeat)
         assert len(beats) > 2

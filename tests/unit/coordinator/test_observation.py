@@ -34,6 +34,16 @@ def test_freed_lock_convicts_after_more_than_twice_the_grace(observer: Observer)
     assert watch(observer, [(2.3, free())]) == [Evidence("w2", "life-1", "beat-1", freed=True)]
 
 
+def test_when_a_look_will_convict_is_known_beforehand(observer: Observer) -> None:
+    watch(observer, [(0.0, NODE)])
+    assert observer.verdict_at(0.0) == float("inf")
+    assert watch(observer, [(1.0, free())]) == []
+    verdict = observer.verdict_at(1.0)
+    assert watch(observer, [(verdict, free())]) == []
+    assert watch(observer, [(verdict + 0.001, free())]) != []
+    assert observer.verdict_at(verdict + 0.001) == float("inf")  # whom it does not evict it does not wait for
+
+
 def test_lock_that_was_never_seen_held_proves_nothing(observer: Observer) -> None:
     assert watch(observer, [(0.0, free()), (2.0, free()), (9.0, free())]) == []
     assert not observer.suspects

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ from jobsync_orm import CoordinationConfig
 from jobsync_orm.coordinator import Coordinator
 from jobsync_orm.coordinator.clock import Clock
 from jobsync_orm.coordinator.membership import Beat
+from jobsync_orm.coordinator.observation import FREED_GRACES, Seen
 from jobsync_orm.coordinator.session import SessionLost
 
 
@@ -114,6 +116,23 @@ def test_tokens_on_their_way_here_are_looked_for_at_each_heartbeat(
     stand.coordinator._handoff.coming = True
     assert answered(stand, monkeypatch, 999.75)
     assert stand.coordinator._refresh_due
+
+
+def test_the_look_that_can_convict_is_made_as_soon_as_it_can(stand: Stand) -> None:
+    node = Seen("w2", "life", "active", "beat", 0.0, 100, 15.0, 0.5, 0.0, locked=True)
+    coordinator = stand.coordinator
+    coordinator._leadership.oldest = ["w1", "w2"]
+    for sent_at, row in ((999.0, node), (999.9, replace(node, locked=False))):
+        coordinator._observer.look([row], sent_at, sent_at)
+    looks = []
+    while not coordinator._observer.dead(coordinator._asked_at, ["w2"]):
+        stand.at += coordinator._beat_gap()
+        coordinator._asked_at = stand.at
+        coordinator._observer.look([replace(node, locked=False)], stand.at, stand.at)
+        looks.append(stand.at)
+    assert len(looks) == 5
+    verdict = 999.9 + FREED_GRACES * 0.5
+    assert verdict < looks[-1] < verdict + 0.01
 
 
 def test_a_broken_session_leaves_nothing_certain(stand: Stand) -> None:
