@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import os
 import signal
@@ -268,15 +269,16 @@ def test_the_real_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     kafka = pytest.importorskip("confluent_kafka")
     code = next(block.text for block in blocks(ROOT / "docs" / "guide" / "kafka.md") if block.language == "python")
     monkeypatch.setenv("JOBSYNC_DATABASE_URL", "postgresql://nowhere/nothing")
-    page: dict[str, Any] = {"__name__": __name__}
-    exec(compile(code, "kafka.md", "exec"), page)
+    tmp_path.joinpath("page_on_kafka.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    page = importlib.import_module("page_on_kafka")
     producer = kafka.Producer({"test.mock.num.brokers": 1, "bootstrap.servers": "simulated"})
     brokers = producer.list_topics("orders", timeout=30).brokers.values()
     for number in range(400):
         producer.produce("orders", json.dumps({"cents": number}), key=f"account-{number}", partition=number % 4)
     assert producer.flush(30) == 0
 
-    log = page["KafkaLog"]("orders", {"bootstrap.servers": ",".join(f"{each.host}:{each.port}" for each in brokers)})
+    log = page.KafkaLog("orders", {"bootstrap.servers": ",".join(f"{each.host}:{each.port}" for each in brokers)})
     assert log.partitions() == [0, 1, 2, 3]
     log.assign({0: None, 1: 50})
     records: list[Any] = []
