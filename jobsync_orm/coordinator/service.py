@@ -20,6 +20,7 @@ from jobsync_orm.config import CoordinationConfig
 from jobsync_orm.coordinator.admission import Admission, refusal
 from jobsync_orm.coordinator.callbacks import Callback
 from jobsync_orm.coordinator.clock import SYSTEM, Clock
+from jobsync_orm.coordinator.entering import Entering
 from jobsync_orm.coordinator.handoff import Handoff
 from jobsync_orm.coordinator.history import History
 from jobsync_orm.coordinator.leadership import Leadership, Outcome
@@ -54,9 +55,6 @@ FAILED_SEC = 0.5
 
 # While a node waits for its database to enter, its log says so this often.
 SAY_SEC = 30.0
-
-# Longest that entering waits for the rest of its tokens once it has some.
-SLOW_OWNER_SEC = 1.0
 
 # Longest a leaving node goes on trying to reach a database that does not answer.
 LEAVE_SEC = 5.0
@@ -136,14 +134,10 @@ class Coordinator:
         self._dead_since: list[float] = []  # of nodes this one has evicted, and whose tokens are not others' yet
         self._next_beat = 0.0
         self._refresh_due = False
-        self._complete = self._planned = self._resting = False
-        self._first_tokens_at: float | None = None
         self._stop = threading.Event()
-        self._entered = threading.Event()
+        self._entering = Entering(config, node_name, clock)
         self._ended = threading.Event()
         self._failure: BaseException | None = None
-        self._deadline = 0.0
-        self._unreachable = ""
         self._say_at = 0.0
         self._state = "new"
         self.live_nodes = 0
@@ -196,13 +190,13 @@ class Coordinator:
         JobsyncError
             Any reason why this node may not join.
         """
-        self._deadline = self._clock.now() + wait_sec
+        self._entering.deadline = self._clock.now() + wait_sec
         with self._starting:
             if not self._stop.is_set():
                 self._state = "joining"
                 self._thread.start()
         if self._thread.ident is not None:
-            self._entered.wait()
+            self._entering.done.wait()
         if self._failure is not None:
             raise self._failure
         if self._stop.is_set():
@@ -210,7 +204,8 @@ class Coordinator:
         first = self._handoff.first_rebalance
         if first is not None:
             # Do not hand out tasks before the application has heard of its tokens; nor wait for it without end.
-            first.done.wait(max(0.0, min(self._deadline - self._clock.now(), self._config.callback_timeout_sec)))
+            left = self._entering.deadline - self._clock.now()
+            first.done.wait(max(0.0, min(left, self._config.callback_timeout_sec)))
 
     def give_up(self) -> None:
         """Make the loop end, without waiting for it."""
@@ -253,13 +248,13 @@ class Coordinator:
                     backoff = RECONNECT_FIRST_SEC
                     self._serve()
                 except SessionLost as lost:
-                    self._unreachable = str(lost)
+                    self._entering.unreachable = str(lost)
                     self._lost(lost)
                 except StatementFailed as failed:
-                    self._unreachable = str(failed)
+                    self._entering.unreachable = str(failed)
                     self._lost(failed)
                 except Exception as error:
-                    if not self._entered.is_set():
+                    if not self._entering.done.is_set():
                         raise
                     logger.exception(
                         "%s: coordination failed; trying again",
@@ -271,7 +266,7 @@ class Coordinator:
                     self._pause(backoff * random.uniform(0.5, 1.0))
                     backoff = min(2 * backoff, RECONNECT_MOST_SEC)
         except BaseException as error:
-            if self._entered.is_set() or not isinstance(error, JobsyncError | TimeoutError):
+            if self._entering.done.is_set() or not isinstance(error, JobsyncError | TimeoutError):
                 logger.exception(
                     "%s: coordination has failed",
                     self._name,
@@ -287,7 +282,7 @@ class Coordinator:
                 self.ownership.clear()
                 self._session.close()
                 self._waker.close()
-                self._entered.set()
+                self._entering.done.set()
                 self._ended.set()
 
     def _pause(self, seconds: float) -> None:
@@ -329,7 +324,7 @@ class Coordinator:
                 raise refused from lost
             if first and self._clock.now() >= self._say_at:
                 self._say_at = self._clock.now() + SAY_SEC
-                left = self._deadline - self._clock.now()
+                left = self._entering.deadline - self._clock.now()
                 logger.warning(
                     "%s: %s; trying again for up to %.0f s (wait_on_enter)",
                     self._name,
@@ -352,7 +347,7 @@ class Coordinator:
             self._register()
 
     def _register(self) -> None:
-        deadline = self._deadline if not self._entered.is_set() else float("inf")
+        deadline = self._entering.deadline if not self._entering.done.is_set() else float("inf")
         while not self._stop.is_set():
             try:
                 if self._membership.register(self._session, deadline, self._stop.is_set, self._history.is_told):
@@ -360,7 +355,7 @@ class Coordinator:
                     self._beat()
                     return
             except NodeNameInUse as error:
-                if not self._entered.is_set():
+                if not self._entering.done.is_set():
                     raise
                 # It was this node's name before it was evicted; the other process has it now.
                 logger.error(
@@ -404,7 +399,7 @@ class Coordinator:
             except (SessionLost, TimeoutError):
                 raise
             except Exception as error:
-                if isinstance(error, JobsyncError) and not self._entered.is_set():
+                if isinstance(error, JobsyncError) and not self._entering.done.is_set():
                     raise
                 if isinstance(error, StatementFailed):
                     logger.warning(
@@ -425,9 +420,9 @@ class Coordinator:
             if self._refresh_due:
                 continue
             turns = (self._next_beat, self._handoff.refresh_at, self._handoff.release_at, self._leadership.plan_at)
-            due = min(*turns, self._entering_at())
+            due = min(*turns, self._entering.look_again_at(self.live_nodes))
             heard = self._session.wait(max(0.0, due - self._clock.now()))
-            if everyones in heard and (self._leadership.is_in_line or not self._entered.is_set()):
+            if everyones in heard and (self._leadership.is_in_line or not self._entering.done.is_set()):
                 self._next_beat = 0.0
             if mine in heard:
                 self._refresh_due = True
@@ -487,14 +482,9 @@ class Coordinator:
         self._history.see(found.epoch)
         self._refresh_due = False
         self._certain = True
-        if self._entered.is_set():
+        if self._entering.done.is_set():
             self._state = "active"
-        self._resting = found.resting
-        self._planned = found.state == "active" and not found.resting
-        # Tokens on their way are waited for, but not one owner that is slow to let go of its part.
-        if found.owned > 0 and self._first_tokens_at is None:
-            self._first_tokens_at = self._clock.now()
-        self._complete = self._planned and found.coming == 0
+        self._entering.refreshed(found)
         return True
 
     def _lead(self) -> None:
@@ -573,51 +563,20 @@ class Coordinator:
     # -- entering and leaving ----------------------------------------------------------------------------------
 
     def _check_entered(self) -> None:
-        if self._entered.is_set():
+        if self._entering.done.is_set():
             return
-        enough = self.live_nodes >= self._config.minimum_nodes
-        if enough and (self._complete or (self._planned and self._clock.now() >= self._enter_by())):
+        if self._entering.may(self.live_nodes):
             self._state = "active"
-            self._entered.set()
+            self._entering.done.set()
         else:
             self._check_deadline(connected=True)
 
-    def _enter_by(self) -> float:
-        """When to enter even if some tokens are still on their way."""
-        first = self._first_tokens_at
-        return self._deadline if first is None else min(self._deadline, first + SLOW_OWNER_SEC)
-
-    def _entering_at(self) -> float:
-        """When to look again whether this node may enter."""
-        if self._entered.is_set():
-            return float("inf")
-        enough = self.live_nodes >= self._config.minimum_nodes
-        return self._enter_by() if self._planned and enough else self._deadline
-
     def _check_deadline(self, *, connected: bool) -> None:
-        if self._entered.is_set() or self._stop.is_set() or self._clock.now() < self._deadline:
+        if self._stop.is_set() or not self._entering.is_late():
             return
-        config = self._config
         if not connected:
-            raise TimeoutError(
-                f"{self._name}: the database could not be reached before wait_on_enter had passed: {self._unreachable}"
-            )
-        there = self._membership.members(self._session)
-        names = ", ".join(there)
-        if len(there) < config.minimum_nodes:
-            raise TimeoutError(
-                f"{self._name}: minimum_nodes={config.minimum_nodes}, but when wait_on_enter had passed only "
-                f"{len(there)} were there: {names}"
-            )
-        if self._resting:
-            raise TimeoutError(
-                f"{self._name}: when wait_on_enter had passed, the cluster still rested after a failover or a restore "
-                "of the database: give wait_on_enter more than the longest heartbeat_timeout_sec"
-            )
-        raise TimeoutError(
-            f"{self._name}: no leader has assigned tokens before wait_on_enter had passed; there are: {names}. "
-            "At least one live node needs can_lead=True"
-        )
+            raise self._entering.no_database()
+        raise self._entering.no_entry(self._membership.members(self._session))
 
     def _leave(self) -> None:
         """Say no, let on_revoke run, hand everything over, end."""
@@ -664,9 +623,9 @@ def _forget_in_child() -> None:
         coordinator._certain = False
         coordinator._state = "stopped"
         # New ones: the parent's may have been locked at the moment of the fork.
-        coordinator._ended, coordinator._entered = threading.Event(), threading.Event()
+        coordinator._ended, coordinator._entering.done = threading.Event(), threading.Event()
         coordinator._ended.set()
-        coordinator._entered.set()
+        coordinator._entering.done.set()
 
 
 _running: weakref.WeakSet[Coordinator] = weakref.WeakSet()

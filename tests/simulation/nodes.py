@@ -153,7 +153,7 @@ class SimNode:
     # -- its life ----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        self.coordinator._deadline = self.clock.read() + 1000
+        self.coordinator._entering.deadline = self.clock.read() + 1000
         self.coordinator._state = "joining"
         self.scheduler.after(self._tick_sec * self.rng.random(), self._tick)
         self._greenlet.switch()

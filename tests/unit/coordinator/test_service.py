@@ -156,7 +156,7 @@ def test_the_lease_that_ends_without_a_connection_is_a_no_at_once(
         stand.at += seconds
 
     monkeypatch.setattr(stand.coordinator._stop, "wait", passes)
-    stand.coordinator._deadline = float("inf")
+    stand.coordinator._entering.deadline = float("inf")
     stand.coordinator._lease_until = 1001.0
     stand.coordinator._lost(SessionLost("on purpose"))
     stand.coordinator._pause(0.5)
