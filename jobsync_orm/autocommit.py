@@ -1,14 +1,16 @@
 """Single statements on the application's engine, each a transaction of its own.
 
-So no transaction of these calls is ever open while this process is not inside a round trip: a process that is paused
-for a minute right here holds no lock for a minute.
+So no transaction of these calls is open while this process is not inside a round trip: a process that is paused for a
+minute right here holds no lock for a minute. (On an engine from :func:`bounded`, for as long as a statement may take.)
 
 Such a transaction is of the isolation level that is the default of the database or the role. READ COMMITTED waits for
 who writes a row and goes on from what that one has left; the others end with a serialization failure there, and under
 all of them two may meet in a deadlock. Nothing has been done then: the statement is sent again, in a new snapshot.
 
 Of an engine from :func:`bounded` the server gives up a statement that takes too long. The limit is the transaction's,
-not the session's: through a pooler the connection goes to others afterwards.
+not the session's: through a pooler the connection goes to others afterwards. Such a transaction has a COMMIT of its own
+to be sent; if it does not come within the same time, because this process is paused, the server ends the session, so
+that the row it has written, the cluster's perhaps, is not locked until somebody notices.
 """
 
 from __future__ import annotations

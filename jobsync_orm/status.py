@@ -13,7 +13,11 @@ from jobsync_orm.naming import Names
 
 __all__ = ["ClusterReader"]
 
-WITHIN = text("SELECT set_config('statement_timeout', :limit, true)")
+# For a statement; and for how long the server keeps the transaction of a process that does not go on after one.
+WITHIN = text(
+    "SELECT set_config('statement_timeout', :limit, true),"
+    " set_config('idle_in_transaction_session_timeout', :limit, true)"
+)
 
 
 class ClusterReader:
