@@ -261,7 +261,7 @@ def _leave(folder: Path, handles: tuple[int, int]) -> bool:
         except BlockingIOError:
             return False
         sockets = _socket_folder(folder)
-        if sockets is None or not _pg_ctl(_describe(folder), "stop"):
+        if sockets is None or not embedded_guardian.listens(str(folder)) or not _pg_ctl(_describe(folder), "stop"):
             return False
         _remove_sockets(folder, sockets)
         return True

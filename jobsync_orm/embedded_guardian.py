@@ -14,10 +14,30 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+# Seconds for the kernel to say whether somebody listens.
+LOOK_SEC = 10
+
+
+def listens(folder: str) -> bool:
+    """Whether a server of the data in ``folder`` is there, by its socket.
+
+    pg_ctl sends its signal to whatever process has the number in ``postmaster.pid``. Where the server was killed that
+    file stays, and the number may be another process's by now.
+    """
+    try:
+        lines = Path(folder, "postmaster.pid").read_text().splitlines()
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(LOOK_SEC)
+            probe.connect(f"{lines[4]}/.s.PGSQL.{lines[3]}")
+    except (OSError, IndexError):
+        return False
+    return True
 
 
 def main(alive: str, users: str, folder: str, pg_ctl: str, uid: str, gid: str, patience: str, sockets: str) -> None:
@@ -32,7 +52,7 @@ def main(alive: str, users: str, folder: str, pg_ctl: str, uid: str, gid: str, p
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return
-    if not Path(folder, "postmaster.pid").exists():
+    if not listens(folder):
         return
     identity: dict[str, Any] = {"user": int(uid), "group": int(gid), "extra_groups": []} if uid else {}
     # The folder's own name stays out of the command line, which pg_ctl passes through a shell.

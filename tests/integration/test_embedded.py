@@ -220,6 +220,34 @@ def test_killed_server_is_started_again_for_the_next_who_asks(folder: Path, user
     one.leave()
 
 
+@pytest.mark.parametrize("by_guardian", [False, True])
+def test_another_process_with_the_number_of_a_killed_server_is_left_alone(
+    folder: Path, user: Callable[..., User], by_guardian: bool
+) -> None:
+    one = user()
+    one.wait_up()
+    server = postmaster(folder)
+    assert server is not None
+    os.kill(server, signal.SIGKILL)
+    wait_for(lambda: postmaster(folder) is None, "the server is gone")
+    (guardian,) = guardians(folder)
+    stranger = subprocess.Popen(["sleep", "600"], user=folder.stat().st_uid)
+    try:
+        file = folder / "postmaster.pid"
+        file.write_text(file.read_text().replace(str(server), str(stranger.pid), 1))
+        if by_guardian:
+            one.kill()
+        else:
+            os.kill(guardian, signal.SIGKILL)
+            one.leave()
+        wait_for(lambda: guardians(folder) == [], "nobody waits any more")
+        assert stranger.poll() is None
+        file.unlink()
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
 def test_joining_while_another_process_stops_it(folder: Path, user: Callable[..., User]) -> None:
     one = user()
     one.wait_up()
