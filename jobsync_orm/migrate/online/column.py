@@ -253,18 +253,21 @@ def refuse_unfit(connection: Connection, column: Column, found: Found) -> None:
                 f"key_sql={wanted.key_sql!r} is NULL for rows of {column.table}, and a row without a key has no token: "
                 "give those rows one, or use coalesce(...)"
             )
+    # Who has been granted nothing has what a table's owner has by itself. Grantee 0 is PUBLIC.
     lacking = connection.scalars(
         text(
-            "SELECT DISTINCT r.rolname FROM pg_catalog.pg_class c, pg_catalog.aclexplode(c.relacl) a,"
-            " pg_catalog.pg_roles r WHERE c.oid = :table AND r.oid = a.grantee"
-            " AND a.privilege_type IN ('INSERT', 'UPDATE') AND NOT ("
-            "pg_catalog.has_schema_privilege(r.oid, :schema, 'USAGE')"
-            " AND pg_catalog.has_function_privilege(r.oid, :function, 'EXECUTE')) ORDER BY 1"
+            "SELECT DISTINCT CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE pg_catalog.quote_ident(r.rolname) END"
+            " FROM pg_catalog.pg_class c, pg_catalog.aclexplode("
+            "coalesce(c.relacl, pg_catalog.acldefault('r', c.relowner))) a"
+            " LEFT JOIN pg_catalog.pg_roles r ON r.oid = a.grantee"
+            " WHERE c.oid = :table AND a.privilege_type IN ('INSERT', 'UPDATE') AND NOT ("
+            "pg_catalog.has_schema_privilege(a.grantee, :schema, 'USAGE')"
+            " AND pg_catalog.has_function_privilege(a.grantee, :function, 'EXECUTE')) ORDER BY 1"
         ),
         {**of_table, "schema": found.function_schema, "function": f"{column.token_of}(text)"},
     ).all()
     if lacking:
-        roles = ", ".join(map(quote, lacking))
+        roles = ", ".join(lacking)
         raise ConfigurationError(
             f"{roles} may write {column.table}, but could not call {column.token_of}, so each write would fail: "
             f"GRANT USAGE ON SCHEMA {quote(found.function_schema)} TO {roles}; "

@@ -396,6 +396,28 @@ class TestRefused:
             connection.execute(text("INSERT INTO item (id, sku) VALUES (0, 'of the role')"))
         assert tokens(shop) == (251, 251)
 
+    def test_an_owner_that_has_been_granted_nothing(self, shop: Engine, role: Role) -> None:
+        with shop.begin() as connection:
+            connection.execute(text("CREATE SCHEMA apart; ALTER FUNCTION sync_token_of(text) SET SCHEMA apart"))
+            connection.execute(text(f"ALTER TABLE item OWNER TO {role.name}"))
+        with pytest.raises(ConfigurationError, match=f"{role.name} may write .* each write would fail") as caught:
+            online.add_token_column(shop, "item", key="sku", token_schema="apart")
+        with shop.begin() as connection:
+            for grant in str(caught.value).partition("would fail: ")[2].split("; "):
+                connection.execute(text(grant))
+        online.add_token_column(shop, "item", key="sku", token_schema="apart")
+        with role.engine.begin() as connection:
+            connection.execute(text("INSERT INTO item (id, sku) VALUES (0, 'of the owner')"))
+            right = "SELECT count(*) FROM item WHERE token_id = apart.sync_token_of(sku)"
+            assert connection.scalar(text(right)) == 251
+
+    def test_everybody_may_write(self, shop: Engine, role: Role) -> None:
+        with shop.begin() as connection:
+            connection.execute(text("GRANT INSERT ON item TO PUBLIC"))
+            connection.execute(text("REVOKE EXECUTE ON FUNCTION sync_token_of(text) FROM PUBLIC"))
+        with pytest.raises(ConfigurationError, match=r"PUBLIC may write .* TO PUBLIC$"):
+            online.add_token_column(shop, "item", key="sku")
+
     def test_a_connection(self, shop: Engine) -> None:
         with shop.connect() as connection, pytest.raises(ConfigurationError, match="give its engine"):
             online.add_token_column(connection, "item", key="sku")
