@@ -157,6 +157,18 @@ function pinned() {
     "Nothing is pinned: balance alone decides who has what.");
 }
 
+// So many are told at a glance; fifty that are wrong at once would fill the screen.
+const FIRST = 4;
+
+function problems(found) {
+  // One more takes no more room than the line that says so.
+  const shown = found.length > FIRST + 1 ? found.slice(0, FIRST) : found, rest = found.slice(shown.length);
+  const items = (some) => some.map((problem) => el("li", {}, problem));
+  return el("div", { class: "notice bad", "data-key": "health" },
+    el("ul", {}, items(shown)),
+    rest.length ? el("details", {}, el("summary", {}, `${number(rest.length)} more`), el("ul", {}, items(rest))) : null);
+}
+
 export function draw({ status, rebalances: found }) {
   const { tokens, nodes: all } = status;
   const live = all.filter((node) => node.condition === "live").length;
@@ -166,7 +178,7 @@ export function draw({ status, rebalances: found }) {
     el("h1", { tabindex: "-1" }, "Cluster ", el("small", {}, status.schema ? `${status.schema}.${status.appname}` : status.appname)),
     status.healthy
       ? el("p", { class: "notice good", "data-key": "health" }, `Healthy: ${plural(all.length, "node")} ${all.length === 1 ? "has" : "share"} ${number(tokens.total)} tokens.`)
-      : el("ul", { class: "notice bad", "data-key": "health" }, status.problems.map((problem) => el("li", {}, problem))),
+      : problems(status.problems),
     facts(
       ["Nodes live", number(live), live === all.length ? null : `of ${number(all.length)}`, live === all.length ? "" : "bad"],
       ["Tokens owned", number(tokens.owned), `of ${number(tokens.total)}`],

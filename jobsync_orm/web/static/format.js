@@ -1,10 +1,11 @@
 // Numbers, moments and durations for people.
 
 const whole = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
+const fine = new Intl.NumberFormat("en-US", { maximumFractionDigits: 2 });
 const short = new Intl.NumberFormat("en-US", { notation: "compact", maximumFractionDigits: 1 });
 
 export const number = (value) => (value === null || value === undefined ? "–" : whole.format(value));
-export const compact = (value) => (value < 10000 ? whole.format(value) : short.format(value));
+export const compact = (value) => (value < 10000 ? fine.format(value) : short.format(value));
 export const about = (value, estimated) => (estimated && value > 0 ? `~${short.format(value)}` : number(value));
 export const plural = (count, one, many = `${one}s`) => `${number(count)} ${count === 1 ? one : many}`;
 

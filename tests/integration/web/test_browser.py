@@ -120,6 +120,40 @@ def test_a_killed_worker_and_its_recovery_are_seen(
         assert bands == ["bw1", "bw2", "b"]
 
 
+def test_many_problems_are_folded_and_unfold(page: Any, engine: Engine) -> None:
+    silent = (
+        "INSERT INTO sync_node (name, incarnation, state, last_heartbeat)"
+        " SELECT 'w' || n, gen_random_uuid(), 'active', now() - interval '1 hour' FROM generate_series({}) n"
+    )
+    shown = "return [...document.querySelectorAll('.notice li')].filter((one) => one.checkVisibility()).length"
+    with engine.begin() as connection:
+        connection.execute(text(silent.format("1, 3")))
+    with served(dashboard(engine)) as address:
+        page.get(address)
+        shows(page, "w3 is silent")  # with two that tell of tokens and of nobody who is live
+        assert "more" not in body(page)
+        assert page.execute_script(shown) == 5
+        with engine.begin() as connection:
+            connection.execute(text(silent.format("4, 50")))
+        shows(page, "48 more")
+        assert page.execute_script(shown) == 4
+        click(page, ".notice summary")
+        assert page.execute_script(shown) == 52
+        # What somebody has unfolded stays so when figures change.
+        with engine.begin() as connection:
+            connection.execute(text("DELETE FROM sync_node WHERE name = 'w50'"))
+        shows(page, "47 more")
+        assert page.execute_script(shown) == 51
+
+
+def test_the_ticks_of_plots_are_true(page: Any, engine: Engine) -> None:
+    ticks = "return [...document.querySelectorAll('.plot .tick')].slice(0, 3).map((one) => one.textContent)"
+    with served(dashboard(engine)) as address:
+        page.get(f"{address}#/queue")
+        wait_for(lambda: page.execute_script(ticks), "a plot", 15)
+        assert page.execute_script(ticks) == ["0", "0.5", "1"]
+
+
 def test_a_failed_job_is_found_and_retried(page: Any, engine: Engine, queue: JobQueue) -> None:
     from selenium.webdriver.common.keys import Keys
 
