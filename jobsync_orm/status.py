@@ -39,10 +39,8 @@ class ClusterReader:
         self._node, self._token, self._rebalance = names.text("node"), names.text("token"), names.text("rebalance")
         self._cluster = names.text("cluster")
 
-    def _rows(self, sql: str, within_sec: float | None = None, **values: object) -> list[Row[*tuple[Any, ...]]]:
+    def _rows(self, sql: str, **values: object) -> list[Row[*tuple[Any, ...]]]:
         with self._engine.connect() as connection:
-            if within_sec is not None:
-                connection.execute(WITHIN, {"limit": f"{within_sec * 1000:.0f}"})
             return list(connection.execute(text(sql), values))
 
     def check_settings(self, config: CoordinationConfig) -> None:
@@ -75,17 +73,13 @@ class ClusterReader:
         )
         return [row[0] for row in rows]
 
-    def counts(self, within_sec: float | None = None) -> dict[str, int]:
-        """``active_nodes``, ``parked_tokens`` (without a registered owner) and ``draining_tokens``.
-
-        The server gives up after ``within_sec`` seconds.
-        """
+    def counts(self) -> dict[str, int]:
+        """``active_nodes``, ``parked_tokens`` (without a registered owner) and ``draining_tokens``."""
         (row,) = self._rows(
             f"SELECT (SELECT count(*) FROM {self._node} WHERE state <> 'away') AS active_nodes,"
             f" count(*) FILTER (WHERE NOT EXISTS (SELECT 1 FROM {self._node} n WHERE n.name = t.node))"
             " AS parked_tokens, count(*) FILTER (WHERE next_node IS NOT NULL) AS draining_tokens"
-            f" FROM {self._token} t",
-            within_sec,
+            f" FROM {self._token} t"
         )
         return dict(row._mapping)
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 from weakref import ref
 
+from jobsync_orm.autocommit import bounded
 from jobsync_orm.exceptions import ConfigurationError
 from jobsync_orm.integrations.catalogue import (
     ABANDONED,
@@ -43,8 +44,8 @@ from jobsync_orm.logs import fields
 from jobsync_orm.models.states import FINISHED
 from jobsync_orm.naming import Names
 from jobsync_orm.observe import Audience
+from jobsync_orm.operate import Operations, TokenTally
 from jobsync_orm.queue import JobQueue
-from jobsync_orm.status import ClusterReader
 from jobsync_orm.worker import JobWorker
 
 __all__ = ["Reads", "Source", "appname_of"]
@@ -106,6 +107,7 @@ class Source:
         self.reads = reads
         self._thing: ref[Any] = ref(thing)
         self._types = types
+        self._tally = TokenTally()
         self._table = _Table(self._read, read_every_sec, deadline_sec)
 
     @property
@@ -144,9 +146,10 @@ class Source:
         found: list[Change] = []
         job = thing._job if isinstance(thing, JobWorker) else thing
         if isinstance(job, Job) and job.is_running and job.names is not None:
-            counts = ClusterReader(job._application_engine(), job.names, 0).counts(within_sec)
-            for metric, key in ((NODES, "active_nodes"), (PARKED, "parked_tokens"), (DRAINING, "draining_tokens")):
-                found.append((metric, (self.appname,), float(counts[key])))
+            status = Operations(bounded(job._application_engine(), within_sec), job.names).again(self._tally)
+            active = sum(node.condition != "away" for node in status.nodes)
+            for metric, value in ((NODES, active), (PARKED, status.tokens.unowned), (DRAINING, status.tokens.draining)):
+                found.append((metric, (self.appname,), float(value)))
         queue = thing.queue if isinstance(thing, JobWorker) else thing
         if isinstance(queue, JobQueue):
             found += self._of_queue(queue, within_sec)

@@ -20,6 +20,7 @@ from __future__ import annotations
 from jobsync_orm.operate.alarm import Alarm
 from jobsync_orm.operate.as_json import as_json
 from jobsync_orm.operate.cluster import Operations
+from jobsync_orm.operate.counting import TokenTally
 from jobsync_orm.operate.dependents import TokenColumn
 from jobsync_orm.operate.draining import Remaining, drain, undrain, watch_drain
 from jobsync_orm.operate.evicting import Member, Watched, evict, expel, find_member
@@ -67,6 +68,7 @@ __all__ = [
     "Throughput",
     "TokenColumn",
     "TokenStatus",
+    "TokenTally",
     "Watched",
     "add_pin",
     "as_json",

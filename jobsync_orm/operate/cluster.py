@@ -1,9 +1,8 @@
 """Look at a cluster from outside.
 
 A look is one statement (after one that turns off compiling it), so that nodes, tokens and marks are those of one
-moment. It reads every token row, which takes a few milliseconds for the usual 10,000 tokens. Who looks again and again
-leaves that out while no token can have moved (:meth:`Operations.again`): tokens move by a plan, which raises the epoch,
-and then by their owners' release of those that are marked.
+moment. It reads every token row, which takes a few milliseconds for the usual 10,000 tokens, and two hundred for a
+million. Who looks again and again leaves out what cannot have changed (:meth:`Operations.again`, ``counting.py``).
 
 | statement | locks | if the process stops right there |
 |---|---|---|
@@ -13,16 +12,18 @@ and then by their owners' release of those that are marked.
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, TextClause, text
 from sqlalchemy.exc import DBAPIError
 
-from jobsync_orm.autocommit import Autocommit, Row, limit_of
+from jobsync_orm.autocommit import Autocommit, Row, limit_of, listed
 from jobsync_orm.coordinator.pinning import allowed_nodes
 from jobsync_orm.coordinator.statements import lock_key
 from jobsync_orm.exceptions import ConfigurationError
 from jobsync_orm.naming import Names
+from jobsync_orm.operate.counting import STRETCH, Group, TokenTally
 from jobsync_orm.operate.missing import check_given, no_cluster, ready
 from jobsync_orm.operate.picture import (
     ClusterStatus,
@@ -42,6 +43,9 @@ REBALANCE = (
     "triggered_at, trigger_reason, leader_node, nodes_before, nodes_after, tokens_moved,"
     " CAST(duration_ms AS float8) / 1000, epoch"
 )
+
+# Where the look counts tokens.
+TALLY = "/* tally */"
 
 
 class Operations:
@@ -64,11 +68,8 @@ class Operations:
         lock, rebalance = names.text("lock"), names.text("rebalance")
         # Looked at once: each look takes all of the server's lock partitions.
         lock_of = lock_key(names, "n.name")
-        self._look = text(f"""
-            WITH tally AS MATERIALIZED (
-                SELECT t.node, t.next_node, count(*) AS tokens,
-                    count(*) FILTER (WHERE t.drain_deadline < clock_timestamp()) AS overdue
-                FROM {token} t WHERE CAST(:counted AS boolean) GROUP BY 1, 2),
+        look = f"""
+            WITH tally AS MATERIALIZED ({TALLY}),
             held AS MATERIALIZED (
                 SELECT l.pid, (CAST(l.classid AS bigint) << 32) | CAST(l.objid AS bigint) AS key
                 FROM pg_catalog.pg_locks l
@@ -76,11 +77,11 @@ class Operations:
                     (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())),
             pinned AS (
                 SELECT l.token_id, l.node_patterns FROM {lock} l JOIN {token} t ON t.token_id = l.token_id
-                WHERE CAST(:counted AS boolean) AND (l.expires_at IS NULL OR l.expires_at > clock_timestamp())
+                WHERE CAST(:pins AS boolean) AND (l.expires_at IS NULL OR l.expires_at > clock_timestamp())
                     AND NOT EXISTS (SELECT 1 FROM {node} n WHERE n.name = t.node))
-            SELECT clock_timestamp(), c.total_tokens, c.hash_function, c.epoch,
+            SELECT clock_timestamp(), c.total_tokens, c.hash_function, c.epoch, CAST(c.incarnation AS text),
                 CAST(extract(epoch FROM c.rest_until - clock_timestamp()) AS float8),
-                (SELECT json_agg(json_build_array(t.node, t.next_node, t.tokens, t.overdue)) FROM tally t),
+                (SELECT json_agg(json_build_array(t.number, t.node, t.next_node, t.tokens, t.overdue)) FROM tally t),
                 (SELECT json_agg(json_build_array(p.token_id, p.node_patterns)) FROM pinned p),
                 (SELECT json_agg(json_build_object(
                     'name', n.name, 'state', n.state, 'can_lead', n.can_lead, 'weight', n.weight, 'labels', n.labels,
@@ -93,7 +94,20 @@ class Operations:
                     EXISTS (SELECT 1 FROM held h WHERE h.pid = n.backend_pid AND h.key = {lock_of}))
                     ORDER BY n.ordinal) FROM {node} n),
                 (SELECT json_build_array({REBALANCE}) FROM {rebalance} ORDER BY id DESC LIMIT 1), c.drained
-            FROM {cluster} c""")
+            FROM {cluster} c"""
+        counts = "node, next_node, count(*) AS tokens, count(*) FILTER (WHERE drain_deadline < now()) AS overdue"
+        self._look_at_all = text(
+            look.replace(TALLY, f"SELECT token_id / {STRETCH} AS number, {counts} FROM {token} GROUP BY 1, 2, 3")
+        )
+        # Each stretch by the primary key: how much of the table they are is not to be guessed.
+        self._look_at_some = text(
+            look.replace(
+                TALLY,
+                f"SELECT s.number, t.* FROM unnest({listed('stretches', 'int')}) AS s (number) CROSS JOIN LATERAL ("
+                f"SELECT {counts} FROM {token} WHERE token_id >= s.number * {STRETCH}"
+                f" AND token_id < (s.number + 1) * {STRETCH} GROUP BY node, next_node) t",
+            )
+        )
         self._rebalances = text(f"""
             SELECT {REBALANCE} FROM {rebalance}
             WHERE CAST(:since AS timestamptz) IS NULL OR triggered_at >= CAST(:since AS timestamptz)
@@ -107,37 +121,51 @@ class Operations:
         SchemaNotReady
             The tables are missing, empty, or of an older revision.
         """
-        return self._picture(self._row(counted=True), None)
+        return self.again(TokenTally())
 
-    def again(self, before: ClusterStatus) -> ClusterStatus:
-        """:meth:`status` for who has just looked: tokens are counted anew only if some may have moved since ``before``.
+    def again(self, tally: TokenTally) -> ClusterStatus:
+        """:meth:`status` for who looks again and again, and counts few tokens anew.
 
-        What somebody has written to the token table by hand is not seen.
+        Each look counts those that may have moved since the last one, up to 120,000 of them. If they are more, the
+        others are told as they were when they were counted last, about three seconds ago at most while somebody looks
+        ten times a second: ``status.tokens.at`` says when. What somebody has written to the token table by hand is
+        seen later, in 120,000 tokens every ten seconds.
+
+        Parameters
+        ----------
+        tally : TokenTally
+            What is known from the looks before. A new one counts all.
         """
-        settled = before.tokens.unowned == before.tokens.draining == 0
-        if settled:
-            row = self._row(counted=False)
-            _, total, _, epoch, _, _, _, found, *_ = row
-            names = [node["name"] for node in found or ()]
-            if (total, epoch, names) == (before.total_tokens, before.epoch, [node.name for node in before.nodes]):
-                return self._picture(row, before.tokens)
-        return self.status()
+        row, expected = self._counted(tally)
+        if not expected:
+            row, _ = self._counted(tally)
+        return self._picture(row, tally)
 
-    def _row(self, *, counted: bool) -> Row:
+    def _counted(self, tally: TokenTally) -> tuple[Row, bool]:
+        """A look that counts what is due, and whether that was all that had to be counted."""
+        stretches = tally.due()
+        # A pin parks only what nobody has.
+        values: dict[str, object] = {"pins": stretches != () or tally.unowned > 0}
+        if stretches is not None:
+            values["stretches"] = "{" + ",".join(map(str, stretches)) + "}"
         with ready(self.names):
-            rows = self._read_look(counted)
+            rows = self._read_look(self._look_at_all if stretches is None else self._look_at_some, values)
         if not rows:
             raise no_cluster(self.names)
-        return rows[0]
+        _, total, _, epoch, incarnation, _, groups, *_ = rows[0]
+        return rows[0], tally.learn((incarnation, epoch), total, stretches, groups or ())
 
-    def _picture(self, row: Row, known: TokenStatus | None) -> ClusterStatus:
-        at, total, hash_function, epoch, rest, tally, pinned, found, last, orders = row
+    def _picture(self, row: Row, tally: TokenTally) -> ClusterStatus:
+        at, total, hash_function, epoch, _, rest, _, pinned, found, last, orders = row
         resting = rest if rest is not None and rest > 0 else None
         leader = next((n["name"] for n in found or () if n["can_lead"] and n["state"] != "away"), None)
         members = {n["name"]: _condition(n) for n in found or ()}
-        counts = _counts(tally or (), members) if known is None else {one.node: one for one in known.nodes}
+        groups = tally.groups()
+        counts = _counts(groups, members)
         nodes = tuple(_node(n, members[n["name"]], leader, epoch, counts[n["name"]]) for n in found or ())
-        tokens = _tokens(total, nodes, tally or (), pinned or ()) if known is None else known
+        counted_at = at - datetime.timedelta(seconds=tally.age_sec)
+        tokens = _tokens(counted_at, total, nodes, groups, pinned or ())
+        tally.unowned = tokens.unowned
         problems = _problems(nodes, tokens, leader, resting)
         return ClusterStatus(
             self.names.appname,
@@ -159,22 +187,22 @@ class Operations:
             not problems,
         )
 
-    def _read_look(self, counted: bool) -> list[Row]:
+    def _read_look(self, look: TextClause, values: Mapping[str, object]) -> list[Row]:
         """The rows of the look, once more if the pool's connection turns out to be broken."""
         try:
-            return self._look_once(counted)
+            return self._look_once(look, values)
         except DBAPIError as error:
             if not error.connection_invalidated:
                 raise
-        return self._look_once(counted)
+        return self._look_once(look, values)
 
-    def _look_once(self, counted: bool) -> list[Row]:
+    def _look_once(self, look: TextClause, values: Mapping[str, object]) -> list[Row]:
         with self.engine.execution_options(isolation_level="READ COMMITTED").begin() as connection:
             # Compiling the statement takes a hundred times longer than running it.
             connection.execute(text("SET LOCAL jit = off"))
             if (limit := limit_of(self.engine)) is not None:
                 connection.execute(WITHIN, {"limit": f"{limit * 1000:.0f}"})
-            return list(connection.execute(self._look, {"counted": counted}))
+            return list(connection.execute(look, values))
 
     def nodes(self) -> tuple[NodeStatus, ...]:
         """The registered nodes, oldest first. Raises as :meth:`status`."""
@@ -218,31 +246,35 @@ def _condition(node: dict[str, Any]) -> Condition:
     return "joining" if node["state"] == "joining" else "live"
 
 
-def _counts(tally: Any, members: dict[str, Condition]) -> dict[str, NodeTokens]:
+def _counts(groups: Iterable[Group], members: dict[str, Condition]) -> dict[str, NodeTokens]:
     owned, leaving, coming = (dict.fromkeys(members, 0) for _ in range(3))
-    for owner, aim, count, _ in tally:
-        if owner in owned:
+    for owner, aim, count, _ in groups:
+        if owner is not None and owner in owned:
             owned[owner] += count
             leaving[owner] += count if aim is not None else 0
-        if aim in coming and aim != owner:
+        if aim is not None and aim in coming and aim != owner:
             coming[aim] += count
     return {name: NodeTokens(name, owned[name], leaving[name], coming[name]) for name in members}
 
 
-def _tokens(total: int, nodes: tuple[NodeStatus, ...], tally: Any, pinned: Any) -> TokenStatus:
+def _tokens(
+    at: datetime.datetime, total: int, nodes: tuple[NodeStatus, ...], groups: tuple[Group, ...], pinned: Any
+) -> TokenStatus:
     takers = [node.name for node in nodes if node.condition != "away" and not node.drained]
     allowed = allowed_nodes([(token, patterns) for token, patterns in pinned], takers)
     owned = sum(node.tokens.owned for node in nodes)
-    unowned = sum(count for *_, count, _ in tally) - owned
+    unowned = sum(group.tokens for group in groups) - owned
     nobody = not takers and any(node.drained for node in nodes)
     return TokenStatus(
         total,
         owned,
         unowned,
-        unowned if nobody else sum(1 for names in allowed.values() if not names),
-        sum(count for _, aim, count, _ in tally if aim is not None),
-        sum(overdue for *_, overdue in tally),
+        # Pins are of this moment, what nobody has may be of one before.
+        unowned if nobody else min(unowned, sum(1 for names in allowed.values() if not names)),
+        sum(group.tokens for group in groups if group.next_node is not None),
+        sum(group.overdue for group in groups),
         tuple(node.tokens for node in nodes),
+        at,
     )
 
 
@@ -280,16 +312,6 @@ def _problems(
         found.append("no node is live: nobody works on any token")
     elif leader is None:
         found.append("no live node may lead (can_lead=False everywhere): tokens of dead nodes stay where they are")
-    found += [
-        f"{node.name} is silent for {node.heartbeat_age_sec:.0f} s (process {node.pid} on {node.host})"
-        for node in nodes
-        if node.condition == "silent"
-    ]
-    found += [
-        f"{node.name} is cut off: its session has ended (process {node.pid} on {node.host})"
-        for node in nodes
-        if node.condition == "cut off"
-    ]
     if resting is not None:
         found.append(f"the cluster has been formed anew and rests for {resting:.0f} s: nobody owns anything until then")
     if tokens.parked:
@@ -309,4 +331,15 @@ def _problems(
                 "tokens should have been handed over by now: their owners still use them",
             )
         )
+    # Last, as they may be many.
+    found += [
+        f"{node.name} is silent for {node.heartbeat_age_sec:.0f} s (process {node.pid} on {node.host})"
+        for node in nodes
+        if node.condition == "silent"
+    ]
+    found += [
+        f"{node.name} is cut off: its session has ended (process {node.pid} on {node.host})"
+        for node in nodes
+        if node.condition == "cut off"
+    ]
     return tuple(found)

@@ -54,6 +54,9 @@ class TokenStatus:
         Those of them whose time to do so has passed.
     nodes : tuple of NodeTokens
         For each registered node, oldest first.
+    at : datetime
+        Since when all of this was so, by the database's clock: the moment of the look. Who looks again and again while
+        very many tokens move gets some numbers a few seconds late, and this is when the oldest of them were so.
     """
 
     total: int
@@ -63,6 +66,7 @@ class TokenStatus:
     draining: int
     overdue: int
     nodes: tuple[NodeTokens, ...]
+    at: datetime.datetime
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from jobsync_orm.config import CoordinationConfig
 from jobsync_orm.naming import Names
 from jobsync_orm.operate.alarm import Alarm
 from jobsync_orm.operate.cluster import Operations
+from jobsync_orm.operate.counting import TokenTally
 from jobsync_orm.operate.missing import check_given
 from jobsync_orm.operate.picture import ClusterStatus, Rebalance
 from jobsync_orm.operate.queue_depth import QueueDepth, queue_depth
@@ -100,6 +101,7 @@ class Watch:
         self._engine = engine
         self._names = names
         self._operations = Operations(engine, names)
+        self._tally = TokenTally()
         self._alarm = Alarm(engine, names)
         self._database = Autocommit(engine)
         self._control = JobQueue(
@@ -125,7 +127,7 @@ class Watch:
         sqlalchemy.exc.DBAPIError
             The database does not answer. Look again.
         """
-        cluster = self._operations.status()
+        cluster = self._operations.again(self._tally)
         self._alarm.heed(cluster)
         if cluster.epoch != self._epoch:
             self._rebalances = tuple(self._operations.rebalances(REBALANCES))

@@ -29,6 +29,7 @@ from jobsync_orm.operate import (
     Rebalance,
     StoredPin,
     Throughput,
+    TokenTally,
     list_pins,
     parked_pins,
     throughput,
@@ -49,9 +50,6 @@ CLUSTER_SEC, UNSETTLED_SEC = 0.5, 0.1
 
 # Reading takes up one part in so many of the time, at most.
 SHARE = 4
-
-# Seconds after which tokens are counted anew even if nothing shows that any has moved.
-COUNT_SEC = 10.0
 
 # Seconds between two readings of what changes slowly, or takes longer to find out.
 SLOW_SEC = 5.0
@@ -169,21 +167,17 @@ class ClusterPicture:
 
 
 class ClusterReader:
-    """Reads :class:`ClusterPicture`: one statement mostly, which does not touch the tokens."""
+    """Reads :class:`ClusterPicture`: one statement mostly, which touches no tokens, or some of them."""
 
     def __init__(self, engine: Engine, names: Names) -> None:
         self._operations = Operations(engine, names)
         self._alarm = Alarm(engine, names)
         self._last: ClusterPicture | None = None
-        self._counted_at = 0.0
+        self._tally = TokenTally()
         self._samples = _Samples()
 
     def read(self) -> ClusterPicture:
-        last, now = self._last, time.monotonic()
-        if last is None or now - self._counted_at > COUNT_SEC:
-            status, self._counted_at = self._operations.status(), now
-        else:
-            status = self._operations.again(last.status)
+        last, status = self._last, self._operations.again(self._tally)
         self._alarm.heed(status)
         if last is None or status.last_rebalance != last.status.last_rebalance:
             rebalances = tuple(self._operations.rebalances(REBALANCES))
@@ -198,7 +192,7 @@ class ClusterReader:
     def period_sec(picture: ClusterPicture) -> float:
         """How long it is good for."""
         status = picture.status
-        moving = status.tokens.draining or status.tokens.unowned > status.tokens.parked
+        moving = status.tokens.draining or status.tokens.unowned > status.tokens.parked or status.tokens.at < status.at
         gone = any(node.condition in ("cut off", "joining") for node in status.nodes)
         return UNSETTLED_SEC if moving or gone else CLUSTER_SEC
 

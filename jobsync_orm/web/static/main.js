@@ -16,6 +16,8 @@ const notice = document.getElementById("notice");
 // Seconds until a job is looked at again, while it may change and when it has finished.
 const JOB_SEC = 2, DONE_SEC = 15;
 
+const met = meet().catch(() => {});
+
 let visit = 0;
 let timer = 0;
 let lastRead = null;
@@ -65,7 +67,8 @@ async function refresh(page, mine, first) {
   clearTimeout(timer);
   let again = 1;
   try {
-    const found = await page.load();
+    // Who looks decides what can be clicked; asking takes no longer than reading.
+    const [found] = await Promise.all([page.load(), met]);
     if (mine !== visit) return;
     again = found.again;
     if (found.value) {
@@ -139,4 +142,4 @@ window.addEventListener("hashchange", show);
 window.addEventListener("resize", () => shown && shown.nav !== "#/jobs" && refresh(shown, visit, false));
 document.addEventListener("visibilitychange", () => document.hidden || (shown && refresh(shown, visit, false)));
 
-meet().catch(() => {}).then(show);
+show();

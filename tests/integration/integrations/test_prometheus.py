@@ -256,7 +256,7 @@ def test_the_tables_are_read_at_most_so_often(config: CoordinationConfig, engine
         for _ in range(5):
             assert Scrape(registry).one("jobsync_cluster_nodes") == 1
         assert len([sql for sql in sent if "sync_token" in sql]) == 1
-        assert len(sent) == 2, "and its limit of time"
+        assert len(sent) == 3, "and what limits its time"
     mine.dispose()
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import signal
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import URL, Engine, create_engine, text
@@ -11,7 +13,8 @@ from sqlalchemy import URL, Engine, create_engine, text
 from jobsync_orm import Job
 from jobsync_orm.exceptions import ConfigurationError, SchemaNotReady
 from jobsync_orm.naming import Names
-from jobsync_orm.operate import NodeTokens, Operations
+from jobsync_orm.operate import NodeTokens, Operations, TokenTally
+from jobsync_orm.operate.counting import AT_ONCE, STRETCH
 from tests.integration.cluster import Cluster, wait_for
 
 
@@ -71,31 +74,58 @@ def test_a_worker_that_is_killed_is_cut_off_then_gone(cluster: Cluster, operatio
 
 
 def test_looking_again_counts_tokens_only_if_some_may_have_moved(engine: Engine, job: Job) -> None:
-    operations = Operations(engine, Names())
-    before = wait_for(lambda: (s := operations.status()).healthy and s, "w1 has all")
+    operations, tally = Operations(engine, Names()), TokenTally()
+    before = wait_for(lambda: (s := operations.again(tally)).healthy and s, "w1 has all")
 
-    def count(where: str) -> None:
+    def write(sql: str) -> None:
         with engine.begin() as connection:
-            connection.execute(text(f"UPDATE sync_token SET node = 'nobody' WHERE {where}"))
+            connection.execute(text(sql))
 
-    count("token_id < 10")  # behind the library's back, so that it shows who counts
-    again = operations.again(before)
-    assert again.tokens == before.tokens
+    write("UPDATE sync_token SET node = NULL WHERE token_id < 10")  # behind its back, so that it shows who counts
+    again = operations.again(tally)
+    assert again.tokens == replace(before.tokens, at=again.at)
     assert again.at > before.at
     assert [node.tokens for node in again.nodes] == [node.tokens for node in before.nodes]
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE sync_cluster SET epoch = epoch + 1"))
-    counted = operations.again(before)
-    assert counted.tokens.unowned == 10
-    # While something is nobody's or on its way, it is counted each time.
-    count("token_id < 20")
-    assert operations.again(counted).tokens.unowned == 20
-    with engine.begin() as connection:
-        connection.execute(
-            text("INSERT INTO sync_node (name, incarnation, state) VALUES ('w9', gen_random_uuid(), 'active')")
-        )
-        connection.execute(text("UPDATE sync_cluster SET epoch = epoch - 1"))
-    assert operations.again(before).tokens.unowned == 20
+    write("UPDATE sync_cluster SET epoch = epoch + 1")
+    assert operations.again(tally).tokens.unowned == 10
+    # What nobody has stays so without another epoch; what is marked is counted each time.
+    write("UPDATE sync_token SET node = NULL WHERE token_id < 20")
+    assert operations.again(tally).tokens.unowned == 10
+    write("UPDATE sync_token SET next_node = 'w1', next_epoch = epoch WHERE token_id = 100")
+    write("UPDATE sync_cluster SET epoch = epoch + 1")
+    found = operations.again(tally).tokens
+    assert (found.unowned, found.draining) == (20, 1)
+    write("UPDATE sync_token SET next_node = NULL, next_epoch = NULL WHERE token_id = 100")
+    assert operations.again(tally).tokens.draining == 0
+
+
+def test_looking_again_tells_what_the_table_has(engine: Engine, cluster: Cluster) -> None:
+    """A join, a kill, a leave: always as who counts all."""
+    operations, tally = Operations(engine, Names()), TokenTally()
+
+    def same(what: str, *nodes: str) -> None:
+        def agree() -> bool:
+            seen, counted = operations.again(tally), operations.status()
+            # Nothing has come in between, and all have their place.
+            if operations.again(tally).epoch != seen.epoch or [node.name for node in seen.nodes] != list(nodes):
+                return False
+            if any(one.tokens.draining or one.tokens.unowned > one.tokens.parked for one in (seen, counted)):
+                return False
+            assert replace(seen.tokens, at=counted.at) == replace(counted.tokens, at=counted.at)
+            return all(node.owned for node in seen.tokens.nodes)
+
+        wait_for(agree, what)
+
+    first = cluster.add("w1")
+    same("w1 has all", "w1")
+    second = cluster.add("w2")
+    same("w2 has joined", "w1", "w2")
+    second.signal(signal.SIGKILL)
+    same("w2 has died", "w1")
+    cluster.add("w3")
+    same("w3 has joined", "w1", "w3")
+    first.signal(signal.SIGTERM)
+    same("w1 has left", "w3")
 
 
 def test_silence_rest_and_overdue_marks_are_told(engine: Engine, operations: Operations, job: Job) -> None:
@@ -124,9 +154,9 @@ def test_silence_rest_and_overdue_marks_are_told(engine: Engine, operations: Ope
     assert found.tokens.overdue == found.tokens.draining == 3
     assert found.resting_sec == pytest.approx(60, abs=5)
     assert [problem[:17] for problem in found.problems] == [
-        "w9 is silent for ",
         "the cluster has b",
         "3 tokens should h",
+        "w9 is silent for ",
     ]
 
 
@@ -135,3 +165,62 @@ def test_what_cannot_be_asked(operations: Operations) -> None:
         operations.rebalances(0)
     with pytest.raises(ConfigurationError, match="time zone"):
         operations.rebalances(since=datetime.datetime(2026, 1, 1))
+
+
+def test_a_large_table_is_counted_a_few_stretches_at_a_time(engine: Engine) -> None:
+    """As many tokens as take three looks; what is told adds up at any time."""
+    total = (2 * AT_ONCE + 1) * STRETCH
+    operations, tally = Operations(engine, Names()), TokenTally(clock=map((0.001).__mul__, itertools.count()).__next__)
+
+    def write(*statements: str) -> None:
+        with engine.begin() as connection:
+            for sql in statements:
+                connection.execute(text(sql))
+
+    write(
+        f"INSERT INTO sync_token (token_id, node) SELECT n, 'a' FROM generate_series(10000, {total - 1}) n",
+        "UPDATE sync_token SET node = 'a'",
+        f"UPDATE sync_cluster SET total_tokens = {total}, epoch = 7",
+        "INSERT INTO sync_node (name, incarnation, state) VALUES"
+        " ('a', gen_random_uuid(), 'active'), ('b', gen_random_uuid(), 'active')",
+        "ANALYZE sync_token",
+    )
+
+    def looks() -> list[tuple[int, int, int, bool]]:
+        found = []
+        for _ in range(3):
+            seen = operations.again(tally)
+            a, b = seen.nodes
+            assert a.tokens.owned + b.tokens.owned + seen.tokens.unowned == seen.tokens.total
+            found.append((a.tokens.owned, b.tokens.owned, seen.tokens.draining, seen.tokens.at == seen.at))
+        return found
+
+    assert looks() == [(total, 0, 0, True)] * 3
+    # A plan gives some away at once and marks others, far apart.
+    given, marked = f"token_id >= {total - 5}", "token_id < 3 OR token_id = 200000"
+    write(
+        f"UPDATE sync_token SET node = 'b', epoch = 8 WHERE {given}",
+        f"UPDATE sync_token SET next_node = 'b', next_epoch = 8 WHERE {marked}",
+        "UPDATE sync_cluster SET epoch = 8",
+    )
+    # The look that finds another epoch counts the first stretches; others are as they were before until they are.
+    assert looks() == [(total, 0, 3, False), (total, 0, 4, False), (total - 5, 5, 4, True)]
+    assert looks() == [(total - 5, 5, 4, True)] * 3
+    # The owner releases one: no other epoch, and it is seen with the next look.
+    write("UPDATE sync_token SET node = 'b', next_node = NULL, next_epoch = NULL WHERE token_id = 200000")
+    assert looks() == [(total - 6, 6, 3, True)] * 3
+    # A cluster formed anew has another incarnation, and an epoch that may be any.
+    write(
+        "UPDATE sync_token SET node = 'a', next_node = NULL, next_epoch = NULL",
+        "UPDATE sync_cluster SET incarnation = gen_random_uuid()",
+    )
+    looks()
+    assert looks() == [(total, 0, 0, True)] * 3
+    # Another number of tokens.
+    write(
+        "DELETE FROM sync_token WHERE token_id >= 100",
+        "UPDATE sync_cluster SET total_tokens = 100, epoch = epoch + 1",
+        "UPDATE sync_token SET node = NULL",
+    )
+    found = operations.again(tally)
+    assert (found.tokens.total, found.tokens.unowned, found.tokens.at) == (100, 100, found.at)

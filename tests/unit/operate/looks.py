@@ -35,8 +35,8 @@ def look(
     counts: dict[JobState, int] | None = None,
 ) -> Look:
     owned = sum(one.tokens.owned for one in nodes)
-    tokens = TokenStatus(owned + unowned, owned, unowned, parked, 0, 0, tuple(one.tokens for one in nodes))
     at = START + datetime.timedelta(seconds=seconds)
+    tokens = TokenStatus(owned + unowned, owned, unowned, parked, 0, 0, tuple(one.tokens for one in nodes), at)
     cluster = ClusterStatus(
         "sync_", None, at, tokens.total, "md5", 5, None, leader, nodes, (), tokens, None, problems, not problems
     )
