@@ -105,6 +105,7 @@ def test_retry_by_filter(database: URL, engine: Engine) -> None:
     assert states(engine)[other] == "failed"
     assert states(engine)[gone] == "cancelled"
     assert run("queue", "retry", "--error", "disk", "--yes", url=database).stdout == "no job fits\n"
+    assert [one["id"] for one in answer("retry", "--all", "--yes", url=database)["changed"]] == [other]  # failed ones
     assert answer("retry", "--state", "cancelled", "--yes", url=database)["changed"] == [
         {"id": gone, "state": "pending"}
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -413,3 +413,69 @@ def test_one_of_many_that_somebody_writes_is_waited_for_alone(queue: JobQueue, s
             wait_for(lambda: waiting(store) == 1, "it waits for the job")
             assert states(store)[second] == "cancelled"  # the batch has been committed
         assert answer.result(20) == [(first, JobState.CANCELLED), (second, JobState.CANCELLED)]
+
+
+@contextmanager
+def a_twin_under_way(store: Engine, old: int) -> Iterator[Callable[[], None]]:
+    """A live job with the idempotency key of ``old``, not committed yet; what commits it once somebody waits for it."""
+    with store.connect() as writer:
+        writer.execute(
+            text(
+                "INSERT INTO sync_job (type, state, idempotency_key)"
+                " SELECT type, 'pending', idempotency_key FROM sync_job WHERE id = :old"
+            ),
+            {"old": old},
+        )
+
+        def commit() -> None:
+            wait_for(lambda: waiting(store) == 1, "it waits for the idempotency key")
+            writer.commit()
+
+        yield commit
+
+
+def test_a_live_twin_that_comes_at_this_moment_fails_only_its_own_job_of_a_batch(
+    queue: JobQueue, store: Engine
+) -> None:
+    (twin,), (other,) = put(store, "failed", idempotency_key="a"), put(store, "failed")
+    with ThreadPoolExecutor(1) as pool, a_twin_under_way(store, twin) as commit:
+        answer = pool.submit(lambda: dict(queue.retry_each([twin, other])))
+        commit()
+        outcomes = answer.result(20)
+    assert isinstance(outcomes[twin], JobConflict)
+    assert outcomes[other] is JobState.PENDING
+    assert (states(store)[twin], states(store)[other]) == ("failed", "pending")
+
+
+def test_a_live_twin_that_comes_at_this_moment_is_left_out_of_all(queue: JobQueue, store: Engine) -> None:
+    (twin,), (other,) = put(store, "failed", idempotency_key="a"), put(store, "failed")
+    with ThreadPoolExecutor(1) as pool, a_twin_under_way(store, twin) as commit:
+        answer = pool.submit(queue.retry_many)
+        commit()
+        assert answer.result(20) == 1
+    assert (states(store)[twin], states(store)[other]) == ("failed", "pending")
+
+
+def test_a_batch_whose_answer_is_lost_has_done_what_it_did(queue: JobQueue, store: Engine) -> None:
+    failed = put(store, "failed", count=2)
+    with a_lost_answer():
+        assert dict(queue.retry_each(failed)) == dict.fromkeys(failed, JobState.PENDING)
+    with a_lost_answer():
+        assert dict(queue.cancel_each(failed)) == dict.fromkeys(failed, JobState.CANCELLED)
+
+
+def test_jobs_that_come_while_all_are_steered_are_not_among_them(
+    queue: JobQueue, store: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store)
+    come: list[int] = []
+    batch = queue._batch
+
+    def one_more_comes(*given: Any) -> Any:
+        if not come:
+            come.extend(put(store))
+        return batch(*given)
+
+    monkeypatch.setattr(queue, "_batch", one_more_comes)
+    assert queue.cancel_many(type="t") == 1
+    assert states(store)[come[0]] == "pending"

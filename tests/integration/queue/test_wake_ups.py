@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import URL, Connection, Engine, text
+from sqlalchemy import URL, Connection, Engine, create_engine, event, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
@@ -238,6 +238,59 @@ def test_a_server_that_is_not_there(store: Engine, caplog: pytest.LogCaptureFixt
     assert "find them by themselves" in caplog.messages[0]
     queue.dispose()
     assert len(jobs(store)) == 1
+
+
+def test_what_could_not_be_told_is_told_when_the_server_is_there(
+    kept_database: URL, store: Engine, listener: Listener, caplog: pytest.LogCaptureFixture
+) -> None:
+    away = [True]
+    engine = create_engine(kept_database)
+
+    @event.listens_for(engine, "do_connect")
+    def refuse(dialect: object, record: object, arguments: object, parameters: dict[str, object]) -> None:
+        if away:
+            parameters["port"] = 1
+
+    queue = JobQueue(CoordinationConfig(engine=engine))
+    with caplog.at_level(logging.WARNING, "jobsync_orm.queue.waker"), Session(store) as session:
+        queue.enqueue(session, "a")
+        session.commit()
+        wait_for(lambda: caplog.messages, "a warning")
+    assert listener.heard() == []
+    away.clear()
+    assert next_heard(listener) == [A]
+    queue.dispose()
+    engine.dispose()
+
+
+def test_each_answer_counts_for_the_pace(
+    queue: JobQueue, store: Engine, listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[float] = []
+
+    class Counted(waker.Pace):
+        def answered(self, seconds: float) -> None:
+            answers.append(seconds)
+            super().answered(seconds)
+
+    monkeypatch.setattr(waker, "Pace", Counted)
+    for told in range(1, 4):
+        queue.submit("a")
+        next_heard(listener)
+        wait_for(lambda told=told: len(answers) == told, "the answer")
+    assert min(answers) > 0
+
+
+def test_a_transaction_that_never_ends_is_not_looked_at_for_ever(
+    queue: JobQueue, store: Engine, listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waker, "COMMIT_SEC", 0.2)
+
+    class Hanging:
+        is_active = True
+
+    queue._waker.wake_after(Hanging(), [("a", 0, False)])
+    assert next_heard(listener) == [A]
 
 
 FORK = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import URL, Engine, create_engine, text
 from starlette.requests import Request
 
 from jobsync_orm import Job, JobQueue
@@ -110,6 +110,7 @@ def test_only_the_dashboards_own_page_can_write(writer: Client, queue: JobQueue)
     assert queue.status(id).state is JobState.PENDING
     writer.cookies.clear()
     assert old_browser(origin="http://ops.example") == 403
+    assert old_browser(origin="http://ops.example", **{"x-jobsync-token": ""}) == 403  # as empty as the cookie
     assert queue.status(id).state is JobState.PENDING
     token = writer.get("api/session")["token"]
     assert old_browser(origin="http://ops.example") == 200
@@ -122,6 +123,17 @@ def test_the_cookie_is_for_this_site_only(writer: Client) -> None:
     assert "httponly" in cookie
     assert "samesite=strict" in cookie
     assert answer.headers["cache-control"] == "no-store"
+    assert "secure" not in cookie
+    writer.base = "https://ops.example/"
+    assert "; secure" in writer.request("GET", "api/session").headers["set-cookie"].lower()
+
+
+def test_a_token_that_is_too_short_to_be_one_of_ours_is_replaced(writer: Client) -> None:
+    token = writer.get("api/session")["token"]
+    assert writer.get("api/session")["token"] == token
+    writer.cookies.clear()
+    writer.cookies.set("jobsync_dashboard", "planted", domain="ops.example")
+    assert len(writer.get("api/session")["token"]) >= 32
 
 
 def test_hooks_say_who_may_look_and_who_may_write(engine: Engine, queue: JobQueue) -> None:
@@ -146,6 +158,53 @@ def test_hooks_say_who_may_look_and_who_may_write(engine: Engine, queue: JobQueu
     done = client.request("POST", "api/act/cancel", json={"id": id}, headers={**headers, "x-user": "ada"})
     assert done.status_code == 200
     assert queue.status(id).state is JobState.CANCELLED
+
+
+def test_who_may_not_look_may_not_write_either(engine: Engine, queue: JobQueue) -> None:
+    may_look = ["bob"]
+    app = dashboard(engine, allow_writes=True, auth=lambda request: "ada", read_auth=lambda request: may_look[0])
+    client = Client(app)
+    id = queue.submit("mail", {}).id
+    token = client.get("api/session")["token"]
+    headers = {"x-jobsync-token": token, "sec-fetch-site": "same-origin"}
+    may_look[0] = None  # type: ignore[call-overload]
+    answer = client.request("POST", "api/act/cancel", json={"id": id}, headers=headers)
+    assert (answer.status_code, answer.json()) == (403, {"error": "you may not look at this dashboard"})
+    assert queue.status(id).state is JobState.PENDING
+
+
+def test_a_function_may_return_what_is_to_be_awaited(engine: Engine, queue: JobQueue) -> None:
+    async def who(name: str) -> str:
+        return name
+
+    client = Client(dashboard(engine, allow_writes=True, auth=lambda request: who("ada")))
+    assert client.get("api/session")["who"] == "ada"
+    id = queue.submit("mail", {}).id
+    assert client.act("cancel", {"id": id}).status_code == 200
+
+
+@pytest.mark.parametrize("answer", [True, "", 7])
+def test_what_is_no_name_lets_nobody_in(engine: Engine, answer: object) -> None:
+    client = Client(dashboard(engine, read_auth=lambda request: answer))  # type: ignore[arg-type, return-value]
+    with pytest.raises(TypeError, match="must return a name or None"):
+        client.request("GET", "api/jobs")
+
+
+def test_values_of_another_kind_are_refused(writer: Client, queue: JobQueue) -> None:
+    id = queue.submit("mail", {}).id
+    assert id == 1
+    for wrong in (True, "1", 1.0, None):
+        answer = writer.act("cancel", {"id": wrong})
+        assert (answer.status_code, answer.json()) == (400, {"error": f"id={wrong!r} must be a int"})
+    assert queue.status(id).state is JobState.PENDING
+
+
+def test_missing_tables_are_a_service_that_is_not_there_yet(empty_database: URL) -> None:
+    engine = create_engine(empty_database)
+    answer = Client(dashboard(engine, allow_writes=True, auth=lambda request: "ada")).act("drain", {"node": "w1"})
+    assert answer.status_code == 503
+    assert "jobsync-orm db upgrade" in answer.json()["error"]
+    engine.dispose()
 
 
 def test_a_request_that_is_no_object_or_too_long(writer: Client) -> None:

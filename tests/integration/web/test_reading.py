@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import URL, Engine, create_engine, event, text
@@ -12,9 +13,11 @@ from starlette.routing import Mount
 
 from jobsync_orm import CoordinationConfig, Job, JobQueue
 from jobsync_orm.exceptions import ConfigurationError
+from jobsync_orm.naming import Names
 from jobsync_orm.operate import WALKED
 from jobsync_orm.web import dashboard
 from jobsync_orm.web.masking import MASK
+from jobsync_orm.web.pictures import COUNT_SEC, SLOW_SEC, ClusterReader, QueueReader
 from tests.integration.web.conftest import Client
 
 
@@ -144,6 +147,47 @@ def test_the_queue_in_figures(client: Client, queue: JobQueue, engine: Engine) -
     ended = found["ended"]["ended"]
     assert (sum(one["completed"] for one in ended), sum(one["failed"] for one in ended)) == (6, 2)
     assert found["waiting"][-1]["values"] == {"ready": 3, "processing": 0, "later": 0}
+
+
+def test_attempts_that_are_committed_late_are_counted(
+    engine: Engine, queue: JobQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("jobsync_orm.web.pictures.time", SimpleNamespace(monotonic=lambda: now[0]))
+    reader = QueueReader(engine, queue)
+    first = reader.read().ended
+    assert first.ended == ()
+    with engine.begin() as connection:  # in the stretch before the one that was the last
+        connection.execute(
+            text(
+                "INSERT INTO sync_job_attempt (job_id, attempt, started_at, ended_at, outcome)"
+                " VALUES (1, 1, now(), to_timestamp(:at) - interval '6 s', 'completed')"
+            ),
+            {"at": first.at},
+        )
+    now[0] += SLOW_SEC
+    assert [one.completed for one in reader.read().ended.ended] == [1]
+
+
+def test_tokens_are_counted_anew_now_and_then_though_nothing_shows_that_any_has_moved(
+    engine: Engine, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("jobsync_orm.web.pictures.time", SimpleNamespace(monotonic=lambda: now[0]))
+    looks: list[bool] = []
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def note(connection: object, cursor: object, statement: str, parameters: dict[str, bool], *more: object) -> None:
+        if "tally" in statement:
+            looks.append(parameters["counted"])
+
+    reader = ClusterReader(engine, Names())
+    reader.read()
+    reader.read()
+    assert looks == [True, False]
+    now[0] += COUNT_SEC + 1
+    reader.read()
+    assert looks == [True, False, True]
 
 
 def test_jobs_are_searched_page_by_page(client: Client, queue: JobQueue, engine: Engine) -> None:
