@@ -13,11 +13,10 @@ from starlette.routing import Mount
 
 from jobsync_orm import CoordinationConfig, Job, JobQueue
 from jobsync_orm.exceptions import ConfigurationError
-from jobsync_orm.naming import Names
 from jobsync_orm.operate import WALKED
 from jobsync_orm.web import dashboard
 from jobsync_orm.web.masking import MASK
-from jobsync_orm.web.pictures import COUNT_SEC, SLOW_SEC, ClusterReader, QueueReader
+from jobsync_orm.web.pictures import SLOW_SEC, QueueReader
 from tests.integration.web.conftest import Client
 
 
@@ -167,27 +166,6 @@ def test_attempts_that_are_committed_late_are_counted(
         )
     now[0] += SLOW_SEC
     assert [one.completed for one in reader.read().ended.ended] == [1]
-
-
-def test_tokens_are_counted_anew_now_and_then_though_nothing_shows_that_any_has_moved(
-    engine: Engine, job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [1000.0]
-    monkeypatch.setattr("jobsync_orm.web.pictures.time", SimpleNamespace(monotonic=lambda: now[0]))
-    looks: list[bool] = []
-
-    @event.listens_for(engine, "before_cursor_execute")
-    def note(connection: object, cursor: object, statement: str, parameters: dict[str, bool], *more: object) -> None:
-        if "tally" in statement:
-            looks.append(parameters["counted"])
-
-    reader = ClusterReader(engine, Names())
-    reader.read()
-    reader.read()
-    assert looks == [True, False]
-    now[0] += COUNT_SEC + 1
-    reader.read()
-    assert looks == [True, False, True]
 
 
 def test_jobs_are_searched_page_by_page(client: Client, queue: JobQueue, engine: Engine) -> None:
