@@ -7,6 +7,8 @@ import os
 import pty
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 from sqlalchemy import URL, Engine, text
 
@@ -59,6 +61,32 @@ def test_evict_refuses_a_lease_that_runs(database: URL, job: Job) -> None:
     for word in ("may say yes to its tasks for another", "the leader takes it out by itself", "drain it", "--force"):
         assert word in done.stderr
     assert run("evict", "w9", "--yes", url=database).stderr == "error: there is no node 'w9'\n"
+
+
+def test_evict_of_one_whose_heartbeat_goes_on_is_a_no(database: URL, engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(
+            text(
+                "INSERT INTO sync_node (name, incarnation, state, last_heartbeat)"
+                " VALUES ('w9', gen_random_uuid(), 'active', now() - interval '1 hour')"
+            )
+        )
+    stopped = threading.Event()
+
+    def beat() -> None:
+        while not stopped.wait(0.2):
+            # Slower than a heartbeat should be: its lease has ended each time the command looks at first.
+            with engine.begin() as connection:
+                connection.execute(text("UPDATE sync_node SET last_heartbeat = last_heartbeat + interval '1 s'"))
+
+    with ThreadPoolExecutor(1) as pool:
+        beating = pool.submit(beat)
+        try:
+            done = run("evict", "w9", "--yes", url=database)
+        finally:
+            stopped.set()
+        beating.result()
+    assert (done.exit_code, done.stdout) == (1, "w9 is alive: its heartbeat goes on\n")
 
 
 def test_evict_by_force(database: URL, job: Job) -> None:

@@ -5,11 +5,35 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
 
-from jobsync_orm.integrations.catalogue import ATTEMPTS, METRICS, OTHER, RETRIES, Types, changes
-from jobsync_orm.observe import AttemptsEnded, EndedAttempt, WorkerStopped
+from jobsync_orm import observe
+from jobsync_orm.integrations.catalogue import ATTEMPTS, DROPPED, METRICS, OTHER, RETRIES, Types, changes
+from jobsync_orm.integrations.watching import Watching
+from jobsync_orm.observe import (
+    AttemptsEnded,
+    EndedAttempt,
+    Event,
+    Evicted,
+    FailedOver,
+    FenceRejected,
+    Heartbeat,
+    JobsClaimed,
+    JobsEnqueued,
+    JobsRescued,
+    NodesTakenForDead,
+    NodeStopped,
+    OwnershipChanged,
+    Rebalanced,
+    RowsClaimed,
+    SessionBroke,
+    TaskClaims,
+    TokensReleased,
+    WokenUp,
+    WorkerStopped,
+)
 
 # What Prometheus or its scraper uses for itself.
 RESERVED = {"job", "instance", "le", "quantile"}
@@ -53,6 +77,48 @@ def test_attempts() -> None:
     assert {labels[:2] for _, labels, _ in found} == {("sync_", "w1")}
     assert [metric for metric, _, _ in found[2:]] == [ATTEMPTS, ATTEMPTS, RETRIES]
     assert not list(changes(WorkerStopped("w1"), "sync_", Types()))
+
+
+# What happens, and which metrics say so: base name, labels after appname and node, and by how much.
+HAPPENINGS = [
+    (Heartbeat("w1", 0.5), [("heartbeat_duration", (), 0.5)]),
+    (SessionBroke("w1"), [("connections_lost", (), 1)]),
+    (Evicted("w1"), [("evicted", (), 1)]),
+    (NodesTakenForDead("w1", 2), [("nodes_taken_for_dead", (), 2)]),
+    (
+        Rebalanced("w1", 3, "join", 40, 0.5),
+        [("rebalances", ("join",), 1), ("tokens_moved", (), 40), ("rebalance_duration", (), 0.5)],
+    ),
+    (FailedOver("w1", 2.5), [("failover_duration", (), 2.5)]),
+    (OwnershipChanged("w1", 3, 7, 5), [("tokens_gained", (), 7), ("tokens_lost", (), 5)]),
+    (TokensReleased("w1", 3, 7, 0.25), [("handoff_duration", (), 0.25)]),
+    (FenceRejected("w1", "commit"), [("fence_rejections", ("commit",), 1)]),
+    (TaskClaims("w1", "taken", 4), [("task_claims", ("taken",), 4)]),
+    (RowsClaimed("w1", 9), [("rows_claimed", (), 9)]),
+    (JobsClaimed("w1", {"mail": 3}), [("jobs_claimed", ("mail",), 3)]),
+    (JobsRescued("w1", 2), [("jobs_rescued", (), 2)]),
+    (WokenUp("w1", 6), [("wake_ups", (), 6)]),
+]
+
+
+@pytest.mark.parametrize(("event", "counted"), HAPPENINGS, ids=lambda value: type(value).__name__)
+def test_what_happens_is_counted(event: Event, counted: list[tuple[str, tuple[str, ...], float]]) -> None:
+    found = list(changes(event, "sync_", Types()))
+    assert [(metric.base, labels[2:], value) for metric, labels, value in found] == counted
+    assert {labels[:2] for _, labels, _ in found} == {("sync_", "w1")}
+    assert all(len(labels) == len(metric.labels) for metric, labels, _ in found)
+
+
+def test_no_event_is_forgotten_but_those_of_the_end() -> None:
+    tested = {type(event) for event, _ in HAPPENINGS} | {AttemptsEnded, JobsEnqueued}
+    assert set(get_args(Event)) - tested == {NodeStopped, WorkerStopped}
+    ((metric, labels, many),) = changes(JobsEnqueued("mail", 3), "sync_", Types())
+    assert (metric.base, labels, many) == ("jobs_enqueued", ("sync_", "mail"), 3)
+
+
+def test_events_that_are_dropped_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observe._delivery, "dropped", 7)
+    assert Watching().read()[DROPPED] == {(): 7}
 
 
 @pytest.mark.parametrize(
