@@ -3,7 +3,8 @@
     BENCH_DSN=postgresql://postgres@127.0.0.1:5432/postgres python -m benchmarks.dashboard --tokens 1000000
 
 Makes a database of its own on that server (whose role must be a superuser, and where pg_stat_statements must be
-preloaded), fills it, asks the application as a browser would, prints, and drops the database.
+preloaded), fills it, asks the application as a browser would, prints, and drops the database. With ``--browser`` a
+Chromium without a screen opens the pages as well: when it paints first, and when figures are on the screen.
 """
 
 from __future__ import annotations
@@ -11,11 +12,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import socket
 import statistics
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx2 as httpx
+import uvicorn
 from sqlalchemy import Engine, create_engine, make_url, text
 
 from jobsync_orm import migrate
@@ -115,11 +121,85 @@ async def look(engine: Engine) -> list[tuple[str, float, float, float, int]]:
     return found
 
 
+async def moved(engine: Engine) -> list[float]:
+    """Milliseconds in the server for each refresh of the cluster after a plan, until all tokens are counted anew."""
+    spent = []
+    transport = httpx.ASGITransport(app=dashboard(engine))
+    async with httpx.AsyncClient(transport=transport, base_url="http://bench", timeout=60) as client:
+        await client.get("api/cluster")
+        with engine.begin() as connection:
+            connection.execute(text("UPDATE sync_cluster SET epoch = epoch + 1"))
+        while True:
+            with engine.connect() as connection:
+                before, _ = connection.execute(SPENT).one()
+                answer = (await client.get("api/cluster")).json()
+                after, _ = connection.execute(SPENT).one()
+            status = answer["value"]["status"]
+            if after > before:
+                spent.append(after - before)
+            if spent and status["tokens"]["at"] == status["at"]:
+                return spent
+            await asyncio.sleep(answer["next_sec"] + 0.02)
+
+
+PAGES = (("cluster", ""), ("queue", "#/queue"))
+
+# Notes when the first table is there.
+NOTE = """new MutationObserver((_, seen) => {
+  if (document.querySelector("main table")) { window.figuresAt = performance.now(); seen.disconnect(); }
+}).observe(document, { childList: true, subtree: true });"""
+NOTED = """const [paint] = performance.getEntriesByName("first-contentful-paint");
+return [paint?.startTime ?? null, window.figuresAt ?? null];"""
+
+
+def painted(engine: Engine, trials: int = 5) -> list[tuple[str, float, float]]:
+    """For each page, of an application that nobody has asked before: first paint and figures, milliseconds at worst."""
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    for flag in ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage"):
+        options.add_argument(flag)
+    found = []
+    with webdriver.Chrome(options=options) as browser:
+        browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": NOTE})
+        for name, page in PAGES:
+            first, figures = [], []
+            for _ in range(trials):
+                with served(dashboard(engine)) as address:
+                    browser.get("about:blank")
+                    browser.get(address + page)
+                    until = time.monotonic() + 30
+                    while None in (noted := browser.execute_script(NOTED)):
+                        if time.monotonic() > until:
+                            raise SystemExit(f"the page {name} shows no figures")
+                        time.sleep(0.05)
+                first.append(noted[0])
+                figures.append(noted[1])
+            found.append((name, max(first), max(figures)))
+    return found
+
+
+@contextmanager
+def served(app: Any) -> Iterator[str]:
+    """The address at which ``app`` answers."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+    finally:
+        server.should_exit = server.force_exit = True
+        thread.join()
+        listener.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=1_000_000)
     parser.add_argument("--tokens", type=int, default=10_000)
     parser.add_argument("--nodes", type=int, default=50)
+    parser.add_argument("--browser", action="store_true")
     given = parser.parse_args()
     url = make_url(os.environ["BENCH_DSN"]).set(drivername="postgresql+psycopg")
     server = create_engine(url, isolation_level="AUTOCOMMIT")
@@ -134,6 +214,11 @@ def main() -> None:
         print(f"{'':28} {'server':>8} {'most':>8} {'seen':>8} statements")
         for name, median, most, seen, statements in asyncio.run(look(engine)):
             print(f"{name:28} {median:8.1f} {most:8.1f} {seen:8.1f} {statements:10}")
+        refreshes = asyncio.run(moved(engine))
+        print(f"after a plan: {len(refreshes)} refreshes of {max(refreshes):.1f} at most until all tokens are counted")
+        if given.browser:
+            for name, first, figures in painted(engine):
+                print(f"{name} in a browser: first paint {first:.0f}, figures {figures:.0f} at worst")
     finally:
         engine.dispose()
         with server.connect() as connection:
