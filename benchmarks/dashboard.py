@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import shutil
 import socket
 import statistics
 import threading
@@ -156,11 +157,16 @@ def painted(engine: Engine, trials: int = 5) -> list[tuple[str, float, float]]:
     """For each page, of an application that nobody has asked before: first paint and figures, milliseconds at worst."""
     from selenium import webdriver
 
+    # Named, so that selenium looks for them nowhere else.
+    driver, program = shutil.which("chromedriver"), shutil.which("chromium") or shutil.which("google-chrome")
+    if driver is None or program is None:
+        raise SystemExit("--browser needs Chromium and its driver")
     options = webdriver.ChromeOptions()
+    options.binary_location = program
     for flag in ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage"):
         options.add_argument(flag)
     found = []
-    with webdriver.Chrome(options=options) as browser:
+    with webdriver.Chrome(options=options, service=webdriver.ChromeService(driver)) as browser:
         browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": NOTE})
         for name, page in PAGES:
             first, figures = [], []
