@@ -15,7 +15,6 @@ between, the leader's periodic plan finds the pins.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +28,9 @@ from jobsync_orm.naming import Names, is_storable
 from jobsync_orm.sqlstates import repeated
 
 __all__ = ["Pin", "PinBoard", "check_conflicts", "patterns_of", "reason_of"]
+
+# A hundred years. Past the year 9999 no driver could read the moment at which it expires.
+MOST_DAYS = 36_600
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +138,10 @@ class PinBoard:
         LockConflict
             Two pins share a token and no node name can match both; nothing is stored.
         """
-        if expires_in_days is not None and not 0 <= expires_in_days < math.inf:
+        if expires_in_days is not None and not 0 <= expires_in_days <= MOST_DAYS:
             raise ConfigurationError(
-                f"expires_in_days={expires_in_days!r} must be a positive number of days, or 0 or None for never"
+                f"expires_in_days={expires_in_days!r} must be a number of days, at most {MOST_DAYS}, or 0 or None for "
+                "never"
             )
         latest = {pin.task_id: pin for pin in pins}
         if not latest:

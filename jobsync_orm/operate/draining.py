@@ -28,7 +28,7 @@ from jobsync_orm.autocommit import Autocommit
 from jobsync_orm.coordinator.statements import Statements
 from jobsync_orm.exceptions import OperationRefused
 from jobsync_orm.naming import Names
-from jobsync_orm.operate.missing import check_given, no_cluster, ready
+from jobsync_orm.operate.missing import check_given, check_texts, no_cluster, ready
 from jobsync_orm.operate.numbered import numbered
 
 __all__ = ["Remaining", "drain", "undrain", "watch_drain"]
@@ -85,11 +85,12 @@ def drain(
     Raises
     ------
     OperationRefused
-        There is no such node, or it is the last one that takes tokens. Nothing is changed.
+        There is no such node, it is the last one that takes tokens, or ``reason`` cannot be stored. Nothing is changed.
     SchemaNotReady
         There is no cluster.
     """
     check_given(engine, names)
+    check_texts(node=node, by=by, reason=reason)
     database = Autocommit(engine)
     sql = Statements(names)
     look = text(f"""
@@ -124,9 +125,12 @@ def undrain(engine: Engine, names: Names, node: str) -> bool:
 
     Raises
     ------
+    OperationRefused
+        No node can have this name.
     SchemaNotReady
         There are no tables.
     """
+    check_texts(node=node)
     with ready(names):
         return bool(Autocommit(engine).execute(*numbered(Statements(names).undrain, node)))
 

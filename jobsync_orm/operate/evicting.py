@@ -34,7 +34,7 @@ from jobsync_orm.coordinator.session import array
 from jobsync_orm.coordinator.statements import Statements
 from jobsync_orm.exceptions import OperationRefused
 from jobsync_orm.naming import Names
-from jobsync_orm.operate.missing import ready
+from jobsync_orm.operate.missing import check_texts, ready
 from jobsync_orm.operate.numbered import numbered
 
 __all__ = ["Member", "Watched", "evict", "expel", "find_member"]
@@ -108,9 +108,12 @@ def find_member(engine: Engine, names: Names, node: str) -> Member | None:
 
     Raises
     ------
+    OperationRefused
+        No node can have this name.
     SchemaNotReady
         There are no tables.
     """
+    check_texts(node=node)
     look = text(f"""
         SELECT n.name, CAST(n.incarnation AS text), n.state, n.expelled, CAST(n.last_heartbeat AS text),
             CAST(extract(epoch FROM clock_timestamp() - n.last_heartbeat) AS float8), n.heartbeat_timeout_sec,

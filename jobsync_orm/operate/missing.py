@@ -10,10 +10,10 @@ from sqlalchemy.exc import ProgrammingError
 
 from jobsync_orm.autocommit import check_engine
 from jobsync_orm.coordinator.admission import MISSING
-from jobsync_orm.exceptions import ConfigurationError, SchemaNotReady
-from jobsync_orm.naming import Names
+from jobsync_orm.exceptions import ConfigurationError, OperationRefused, SchemaNotReady
+from jobsync_orm.naming import Names, is_storable
 
-__all__ = ["check_given", "no_cluster", "ready"]
+__all__ = ["check_given", "check_texts", "no_cluster", "ready"]
 
 # undefined_column, undefined_function
 OLD = ("42703", "42883")
@@ -24,6 +24,15 @@ def check_given(engine: Any, names: Any) -> None:
     check_engine(engine)
     if not isinstance(names, Names):
         raise ConfigurationError(f"names={names!r} is no Names: give Names(appname, schema) of jobsync_orm.naming")
+
+
+def check_texts(**given: str | None) -> None:
+    """Raise OperationRefused if one of these is a text that PostgreSQL cannot store: so no node has such a name."""
+    for what, value in given.items():
+        if value is not None and not is_storable(value):
+            raise OperationRefused(
+                f"{what}={value!r} has a character that PostgreSQL cannot store (NUL, a lone surrogate)"
+            )
 
 
 @contextmanager

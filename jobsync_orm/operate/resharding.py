@@ -12,8 +12,8 @@ runs, and every row has to be written anew. Both are seen to here:
 
 What it locks, in this order, until it commits: the cluster's row; the application's tables that are rewritten, the
 queue's jobs, the tokens, pins and claims, by name, against writers (readers go on, and see what was). A lock that is
-not to be had within ``LOCK_SEC`` ends it. If this process is paused, the server ends its transaction after
-``IDLE_SEC``.
+not to be had within ``LOCK_SEC`` ends it, as does a deadlock with a transaction that takes them in another order. If
+this process is paused, the server ends its transaction after ``IDLE_SEC``.
 
 A row is written anew only if its token changes; each has then an old version for VACUUM to remove, so a table may take
 up twice its room for a while. Triggers of the application, and the fence, are off for these updates only: nothing that
@@ -42,6 +42,7 @@ from jobsync_orm.naming import Names, quote
 from jobsync_orm.operate.dependents import Dependents, TokenColumn, dependents
 from jobsync_orm.operate.missing import check_given, no_cluster, ready
 from jobsync_orm.pins import Pin, check_conflicts
+from jobsync_orm.sqlstates import sqlstate
 from jobsync_orm.wording import counted
 
 __all__ = ["Resharded", "Survey", "reshard", "survey"]
@@ -53,7 +54,8 @@ IDLE_SEC = 60
 # Pages of a table that are written by one statement.
 PAGES = 2000
 
-LOCK_NOT_AVAILABLE = "55P03"
+DEADLOCK = "40P01"
+IN_USE = ("55P03", DEADLOCK)
 
 Progress = Callable[[int, int, str], object]
 
@@ -175,8 +177,13 @@ def _unlocked() -> Iterator[None]:
     try:
         yield
     except OperationalError as error:
-        if getattr(error.orig, "sqlstate", None) != LOCK_NOT_AVAILABLE:
+        if (state := sqlstate(error.orig)) not in IN_USE:
             raise
+        if state == DEADLOCK:
+            raise OperationRefused(
+                "somebody who writes one of these tables waits for another one that is locked here: stop what writes, "
+                "and try again. Nothing has changed"
+            ) from error
         raise OperationRefused(
             f"somebody holds a lock for longer than {LOCK_SEC} s: stop what writes, and try again. Nothing has changed"
         ) from error

@@ -1,6 +1,8 @@
 """What those who may write can do. Each action is one call of the queue or of :mod:`jobsync_orm.operate`.
 
-Every one is logged with who did it and what came of it, event ``dashboard_action``; those that were refused as well.
+Every one is logged with who did it and what came of it, event ``dashboard_action``; those that were refused, and those
+of which nobody knows what came of them, as well. The thread that does it logs it, whether or not somebody still waits
+for the answer.
 What each locks stands in the module that does it.
 """
 
@@ -59,22 +61,30 @@ class Acting:
     async def act(self, request: Request, who: str) -> Response:
         """Do what the address names, with what the body says of it."""
         name = request.path_params["action"]
-        action = self._actions.get(name)
-        if action is None:
+        if name not in self._actions:
             raise HTTPException(404, f"there is no action {name!r}; there are {', '.join(self._actions)}")
         body = await _body(request)
-        node = body["node"] if isinstance(body.get("node"), str) else None
+        return Json({"said": await self._bench.do(partial(self._do, name, body, who))})
+
+    def _do(self, name: str, body: dict[str, Any], who: str) -> str:
+        extra = fields("dashboard_action", body["node"] if isinstance(body.get("node"), str) else None)
         try:
-            outcome = await self._bench.do(partial(action, body, who))
-        except JobsyncError as error:
+            outcome = self._actions[name](body, who)
+        except (JobsyncError, HTTPException) as error:
+            why = error.detail if isinstance(error, HTTPException) else error
+            logger.warning("%r was refused to %s %r: %s", who, name, body, why, extra=extra)
+            raise
+        except Exception as error:
             logger.warning(
-                "%r was refused to %s %r: %s", who, name, body, error, extra=fields("dashboard_action", node)
+                "%r wanted to %s %r, and whether it was done is not known: %s",
+                *(who, name, body, getattr(error, "orig", error)),
+                extra=extra,
             )
             raise
         finally:
             self._done()
-        logger.info("%r did %s %r: %s", who, name, body, outcome, extra=fields("dashboard_action", node))
-        return Json({"said": outcome})
+        logger.info("%r did %s %r: %s", who, name, body, outcome, extra=extra)
+        return outcome
 
     def _retry(self, body: dict[str, Any], who: str) -> str:
         id = _given(body, "id", int)
@@ -126,7 +136,7 @@ async def _body(request: Request) -> dict[str, Any]:
             raise HTTPException(413, f"more than {LONGEST} bytes")
     try:
         body = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise HTTPException(400, "this is no JSON") from None
     if not isinstance(body, dict):
         raise HTTPException(400, "what is to be done is said in a JSON object")

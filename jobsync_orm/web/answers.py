@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as NoneFree
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -15,11 +16,14 @@ from jobsync_orm.exceptions import JobConflict, JobsyncError, OperationRefused, 
 from jobsync_orm.logs import fields
 from jobsync_orm.sqlstates import sqlstate
 
-__all__ = ["ERRORS", "Json", "said"]
+__all__ = ["ERRORS", "UNANSWERED", "Json", "said"]
 
 logger = logging.getLogger("jobsync_orm.web")
 
 QUERY_CANCELED = "57014"
+
+# The database says nothing, or no; or the application has all connections of the engine.
+UNANSWERED = (DBAPIError, NoneFree)
 
 
 class Json(JSONResponse):
@@ -35,6 +39,8 @@ def said(error: Exception) -> str:
         return str(error)
     if sqlstate(getattr(error, "orig", None)) == QUERY_CANCELED:
         return "the database took too long to answer"
+    if isinstance(error, NoneFree):
+        return "no connection to the database is free"
     return "the database does not answer"
 
 
@@ -44,10 +50,12 @@ def _of_library(request: Request, error: Exception) -> Response:
 
 
 def _of_database(request: Request, error: Exception) -> Response:
-    if not isinstance(error, DBAPIError):
+    if not isinstance(error, UNANSWERED):
         raise error
     logger.warning(
-        "the dashboard got no answer to %s: %s", request.url.path, error.orig, extra=fields("dashboard_unanswered")
+        "the dashboard got no answer to %s: %s",
+        *(request.url.path, getattr(error, "orig", error)),
+        extra=fields("dashboard_unanswered"),
     )
     return Json({"error": said(error)}, 503)
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Engine
-from sqlalchemy.exc import DBAPIError
 
 from jobsync_orm.exceptions import JobsyncError
 from jobsync_orm.logs import fields
@@ -36,7 +35,7 @@ from jobsync_orm.operate import (
 )
 from jobsync_orm.queue import JobQueue, QueueStats
 from jobsync_orm.queue.control import Pause
-from jobsync_orm.web.answers import said
+from jobsync_orm.web.answers import UNANSWERED, said
 from jobsync_orm.web.workbench import Workbench
 
 __all__ = ["ClusterPicture", "ClusterReader", "Kept", "Picture", "PinsPicture", "QueuePicture", "QueueReader", "Sample"]
@@ -120,7 +119,7 @@ class Picture(Generic[T]):
         began = time.monotonic()
         try:
             value = await self._bench.do(self._read)
-        except (JobsyncError, DBAPIError) as error:
+        except (JobsyncError, *UNANSWERED) as error:
             if self._problem is None:
                 logger.warning(
                     "the dashboard cannot read the database: %s",

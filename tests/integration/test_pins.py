@@ -12,6 +12,9 @@ from sqlalchemy import URL, Engine, create_engine, event, text
 from jobsync_orm import ClusterMismatch, CoordinationConfig, Job, SchemaNotReady
 from jobsync_orm.coordinator import leadership
 from jobsync_orm.coordinator.leadership import Leadership
+from jobsync_orm.exceptions import ConfigurationError
+from jobsync_orm.naming import Names
+from jobsync_orm.operate import add_pin, list_pins
 from tests.integration.cluster import QUICK, wait_for
 
 
@@ -138,6 +141,15 @@ def test_repairs_go_on_while_a_pin_waits_for_a_far_expiry(
         with engine.begin() as connection:
             connection.execute(text("UPDATE sync_token SET node = 'nobody' WHERE token_id = :t"), {"t": token})
         wait_for(lambda: owner(engine, token) == "w1", "the token has an owner again", 5)
+
+
+def test_an_expiry_that_nobody_could_read_is_refused(engine: Engine) -> None:
+    """A moment past the year 9999 is one for PostgreSQL, and for no driver: the lists of pins could not be read."""
+    add_pin(engine, Names(), "far", "%", created_by="me", expires_in_days=36_600)
+    for days in (36_601, 5_000_000, float("inf"), float("nan"), -1):
+        with pytest.raises(ConfigurationError, match=r"expires_in_days=.* at most 36600"):
+            add_pin(engine, Names(), "farther", "%", created_by="me", expires_in_days=days)
+    assert [pin.task_id for pin in list_pins(engine, Names())] == ["far"]
 
 
 def test_ephemeral_pins_of_a_node_that_never_joined_are_dropped(

@@ -305,6 +305,28 @@ def test_a_table_in_use_is_not_waited_for_without_end(tables: Engine, monkeypatc
     assert state(tables) == before
 
 
+def test_a_writer_that_takes_the_tables_in_another_order_makes_it_give_up(tables: Engine) -> None:
+    refused: list[OperationRefused] = []
+
+    def run() -> None:
+        with pytest.raises(OperationRefused, match="locked here: stop what writes") as caught:
+            reshard(tables, NAMES, NEW)
+        refused.append(caught.value)
+
+    before = state(tables)
+    with tables.connect() as writer:
+        writer.execute(text("SET LOCAL deadlock_timeout = '1min'"))  # the other one is the first to look
+        writer.execute(text("UPDATE item SET touched = touched WHERE sku = 'A1'"))
+        thread = threading.Thread(target=run)
+        thread.start()
+        waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'item'\\:\\:regclass"
+        wait_for(lambda: scalar(tables, waits), "it waits")
+        writer.execute(text("LOCK TABLE sync_job IN ROW EXCLUSIVE MODE"))  # as who enqueues does
+        thread.join()
+    assert len(refused) == 1
+    assert state(tables) == before
+
+
 def test_a_worker_that_was_paused_all_the_time_says_no_from_then_on(tables: Engine, cluster: Cluster) -> None:
     cluster.start("w1")
     worker = cluster.workers["w1"]

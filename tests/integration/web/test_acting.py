@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
 
+import httpx2 as httpx
 import pytest
-from sqlalchemy import URL, Engine, create_engine, text
+from sqlalchemy import URL, Connection, Engine, create_engine, event, text
 from starlette.requests import Request
 
 from jobsync_orm import Job, JobQueue
@@ -14,6 +17,7 @@ from jobsync_orm.models import JobState
 from jobsync_orm.naming import Names
 from jobsync_orm.operate import Operations
 from jobsync_orm.web import dashboard
+from tests.integration.cluster import wait_for
 from tests.integration.web.conftest import Client
 
 ACTIONS = ("retry", "cancel", "pause", "resume", "drain", "undrain")
@@ -210,5 +214,105 @@ def test_missing_tables_are_a_service_that_is_not_there_yet(empty_database: URL)
 def test_a_request_that_is_no_object_or_too_long(writer: Client) -> None:
     token = writer.get("api/session")["token"]
     headers = {"x-jobsync-token": token, "sec-fetch-site": "same-origin", "content-type": "application/json"}
-    for body, status in ((b"[]", 400), (b"{", 400), (b"\xff", 400), (b'{"a": "' + b"x" * 20_000 + b'"}', 413)):
+    for body, status in (
+        (b"[]", 400),
+        (b"{", 400),
+        (b"\xff", 400),
+        (b"[" * 9_000, 400),
+        (b'{"a": "' + b"x" * 20_000 + b'"}', 413),
+    ):
         assert writer.request("POST", "api/act/retry", content=body, headers=headers).status_code == status
+
+
+def test_a_refusal_of_what_cannot_be_is_logged_with_who_asked(
+    writer: Client, queue: JobQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "jobsync_orm.web"):
+        assert writer.act("retry", {"id": "seven"}).status_code == 400
+    assert "'ada' was refused to retry {'id': 'seven'}: id='seven' must be a int" in caplog.messages
+
+
+def test_names_that_cannot_be_stored_are_refused(writer: Client, job: Job) -> None:
+    for body in ({"node": "a\0b"}, {"node": "\ud800"}, {"node": job.node_name, "reason": "\0"}):
+        answer = writer.request(
+            "POST",
+            "api/act/drain",
+            content=json.dumps(body),
+            headers={
+                "content-type": "application/json",
+                "sec-fetch-site": "same-origin",
+                "x-jobsync-token": writer.get("api/session")["token"],
+            },
+        )
+        assert answer.status_code == 409, body
+        assert "cannot store" in answer.json()["error"]
+
+
+def test_what_the_database_left_open_is_logged_with_who_asked(
+    engine: Engine, queue: JobQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The answer to a COMMIT that was lost, for example: it may have been done."""
+    id = queue.submit("mail", {}).id
+    broken = create_engine(engine.url)
+
+    @event.listens_for(broken, "commit")
+    def cut(connection: Connection) -> None:
+        with engine.connect() as other:
+            pid = connection.connection.dbapi_connection.info.backend_pid  # type: ignore[union-attr]
+            other.execute(text(f"SELECT pg_terminate_backend({pid}, 10000)"))
+
+    client = Client(dashboard(broken, allow_writes=True, auth=lambda request: "ada"))
+    with caplog.at_level(logging.INFO, "jobsync_orm.web"):
+        assert client.act("cancel", {"id": id}).status_code == 503
+    broken.dispose()
+    assert any(
+        line.startswith(f"'ada' wanted to cancel {{'id': {id}}}, and whether it was done is not known")
+        for line in caplog.messages
+    )
+
+
+def test_what_is_done_for_somebody_who_has_gone_is_logged(
+    engine: Engine, queue: JobQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    id = queue.submit("mail", {}).id
+    app = dashboard(engine, allow_writes=True, auth=lambda request: "ada")
+    client = Client(app)
+    token = client.get("api/session")["token"]
+
+    async def leave_early() -> None:
+        headers = {"x-jobsync-token": token, "sec-fetch-site": "same-origin"}
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url=client.base, cookies=client.cookies) as asking:
+            request = asyncio.ensure_future(asking.post("api/act/cancel", json={"id": id}, headers=headers))
+            await asyncio.to_thread(wait_for, lambda: waits(engine), "the job's row is waited for")
+            request.cancel()
+            await asyncio.wait([request])
+
+    with caplog.at_level(logging.INFO, "jobsync_orm.web"):
+        with engine.begin() as holder:
+            holder.execute(text(f"SELECT 1 FROM sync_job WHERE id = {id} FOR UPDATE"))
+            asyncio.run(leave_early())
+            assert queue.status(id).state is JobState.PENDING
+        wait_for(lambda: any(line.startswith("'ada' did cancel") for line in caplog.messages), "it is logged")
+    assert queue.status(id).state is JobState.CANCELLED
+
+
+def waits(engine: Engine) -> bool:
+    """Whether somebody waits for a row of this database."""
+    with engine.connect() as connection:
+        waiting = (
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        )
+        return bool(connection.scalar(text(waiting)))
+
+
+def test_an_application_that_has_all_connections(engine: Engine) -> None:
+    busy = create_engine(engine.url, pool_size=1, max_overflow=0, pool_timeout=0.1)
+    client = Client(dashboard(busy))
+    with busy.connect():
+        for path in ("api/jobs", "api/pins"):
+            answer = client.request("GET", path)
+            assert answer.status_code == 503, path
+            assert "no connection to the database is free" in answer.text
+    busy.dispose()
+    assert client.get("api/jobs")
