@@ -11,7 +11,9 @@ decomposition algorithm of S. Fujishige, "Lexicographically optimal base of a po
 the integral form of A. Frank and K. Murota, "Decreasing minimization on M-convex sets", 2022).
 
 *Moves* (:func:`settle`). A minimum-cost flow by successive shortest paths: everybody keeps what they hold, then what
-is too much is sent to where it lacks, and taking a token from its holder costs one.
+is too much is sent to where it lacks, and taking a token from its holder costs one. Where a group is to be spread
+(:func:`spread`), a token beyond a member's share of that group costs more than all moves together, and one beyond the
+share rounded up twice as much: costs that rise with the number, so that the cheapest flow is still found in this way.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 
-__all__ = ["Group", "loads", "settle"]
+__all__ = ["Group", "loads", "settle", "spread"]
+
+# What an uneven token costs: more than all tokens can move.
+UNEVEN = 1 << 40
 
 
 @dataclass(slots=True)
@@ -35,20 +40,31 @@ class Group:
     """How many of them each allowed member holds."""
     limit: int | None = None
     """The most that one member may have of them."""
+    shares: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Each allowed member's share of them, rounded down and up, if they are to be spread."""
     placed: dict[int, int] = field(default_factory=dict)
     """How many of them each allowed member shall have."""
 
     def room(self, i: int) -> tuple[int, int]:
         """How many more member ``i`` can take at which cost each: at first its own back, -1, then others, 0."""
         placed, held = self.placed.get(i, 0), self.held.get(i, 0)
-        if placed < held:
-            return held - placed, -1
-        return (self.size if self.limit is None else self.limit) - placed, 0
+        end, cost = (held, -1) if placed < held else (self.size if self.limit is None else self.limit, 0)
+        for share in self.shares.get(i, ()):
+            if placed < share:
+                end = min(end, share)
+            else:
+                cost += UNEVEN
+        return end - placed, cost
 
     def stock(self, i: int) -> tuple[int, int]:
         """How many member ``i`` can give at which cost each: at first what it does not hold, 0, then its own, 1."""
         placed, held = self.placed.get(i, 0), self.held.get(i, 0)
-        return (placed - held, 0) if placed > held else (placed, 1)
+        end, cost = (held, 0) if placed > held else (0, 1)
+        for share in self.shares.get(i, ()):
+            if placed > share:
+                end = max(end, share)
+                cost -= UNEVEN
+        return placed - end, cost
 
 
 class _Transport:
@@ -209,7 +225,7 @@ def _bottleneck(
 
 
 class _Settlement:
-    """Places what each group has so that each member gets ``most`` of all groups together, with the fewest moves.
+    """Places what each group has so that each member gets ``most`` of all groups together, at the least cost.
 
     Nodes of the graph are the members, ``0 .. len(most) - 1``, and after them the groups. A step from a member to a
     group takes one token of the group from it, a step from a group to a member gives it one.
@@ -221,12 +237,17 @@ class _Settlement:
         self._groups_of: list[list[int]] = [[] for _ in most]
         self._over = [-limit for limit in most]
         for g, group in enumerate(groups):
-            group.placed = dict(group.held)
+            group.placed = {}
             for i in group.allowed:
                 self._groups_of[i].append(g)
-                self._over[i] += group.held.get(i, 0)
+                if not group.shares:
+                    self._put(group, i, group.held.get(i, 0))
+        for group in groups:
+            if group.shares:
+                self._place_evenly(group)
         for group in sorted(groups, key=lambda group: group.limit is None):
-            self._place_loose(group)
+            if not group.shares:
+                self._place_loose(group)
 
     def _place_loose(self, group: Group) -> None:
         # What no allowed member holds costs nothing wherever it goes, so any start is a cheapest one for the loads it
@@ -238,6 +259,16 @@ class _Settlement:
                 return
             loose -= self._put(group, i, min(loose, group.limit or max(0, -self._over[i])))
         self._put(group, next(iter(order)), loose)
+
+    def _place_evenly(self, group: Group) -> None:
+        # The cheapest first: what each holds of its share, what is missing of it, and the same for those rounded up.
+        left = group.size
+        for rounded in (0, 1):
+            for own in (True, False):
+                for i in sorted(group.allowed, key=lambda i: (self._over[i], i)):
+                    share = group.shares[i][rounded]
+                    wanted = (min(share, group.held.get(i, 0)) if own else share) - group.placed.get(i, 0)
+                    left -= self._put(group, i, min(left, max(0, wanted)))
 
     def _put(self, group: Group, i: int, amount: int) -> int:
         if amount:
@@ -317,6 +348,16 @@ class _Settlement:
         return None
 
 
+def spread(group: Group, weights: Sequence[int]) -> None:
+    """Have a group's tokens go to its members in equal parts, by weight, as far as the loads of all groups allow."""
+    whole = sum(weights[i] for i in group.allowed)
+    parts = {i: group.size * weights[i] for i in group.allowed}
+    group.shares = {i: (part // whole, -(-part // whole)) for i, part in parts.items()}
+
+
 def settle(groups: Sequence[Group], most: Sequence[int]) -> None:
-    """Fill ``placed`` of each group so that member ``i`` has ``most[i]`` of all groups together, with fewest moves."""
+    """Fill ``placed`` of each group so that member ``i`` has ``most[i]`` of all groups together.
+
+    Groups with shares are spread as evenly as that allows, and then there are as few moves as can be.
+    """
     _Settlement(groups, most).run()

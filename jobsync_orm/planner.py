@@ -8,7 +8,9 @@ arrive, and planning the outcome of a plan gives an empty one. The goals, in thi
    equal weights no two members differ by more than one token. Pinned tokens count. Where pins stand in the way, the
    loads are the fairest the pins allow: the highest load per weight is as low as it can be, then the next highest, and
    so on (before rounding, where weights differ).
-3. **Fewest moves** of all plans that reach this balance.
+3. **Pinned tokens are spread.** Those that the same members may have are shared out among these by weight, rounded
+   down or up, as far as the balance of all tokens leaves it open: two nodes with a GPU get half of what needs one each.
+4. **Fewest moves** of all plans that reach this.
 
     >>> plan({"a": [0, 1, 2, 3, 4, 5]}, [Member("a"), Member("b")]).move
     {('a', 'b'): [3, 4, 5]}
@@ -26,7 +28,7 @@ from dataclasses import dataclass, field
 from itertools import chain, filterfalse, pairwise
 from types import MappingProxyType
 
-from jobsync_orm.balance import Group, loads, settle
+from jobsync_orm.balance import Group, loads, settle, spread
 
 __all__ = ["Member", "Plan", "plan"]
 
@@ -126,7 +128,10 @@ def plan(
 
     banned, pools = _pools(owned, names, pins)
     groups = [pool.group() for pool in pools]
-    most, empty = loads([member.weight for member in roster], groups)
+    weights = [member.weight for member in roster]
+    for group in groups[:-1]:  # the last one's are not pinned
+        spread(group, weights)
+    most, empty = loads(weights, groups)
     settle([*groups, *empty], most)
 
     assign: dict[str, list[int]] = defaultdict(list)

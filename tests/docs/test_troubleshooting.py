@@ -43,14 +43,18 @@ ENOUGH = 10
 Template = tuple[str, ...]
 
 
-def rendered(node: ast.expr) -> str:
-    """The text that an expression makes, with a gap for each part that is computed."""
+def rendered(node: ast.expr, many: bool = True) -> str:
+    """The text that an expression makes, with a gap for each part that is computed; of ``many`` things, or of one."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return re.sub(r"%[-+ #0]*\d*(?:\.\d+)?[sdrgf]", GAP, node.value).replace("%%", "%")
     if isinstance(node, ast.JoinedStr):
-        return "".join(rendered(part) for part in node.values)
+        return "".join(rendered(part, many) for part in node.values)
+    if isinstance(node, ast.FormattedValue):
+        return rendered(node.value, many) if isinstance(node.value, ast.Call) else GAP
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return rendered(node.left) + rendered(node.right)
+        return rendered(node.left, many) + rendered(node.right, many)
+    if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "counted" and len(node.args) == 3:
+        return f"{GAP} {rendered(node.args[1 + many], many)}"
     return GAP
 
 
@@ -65,8 +69,8 @@ def templates() -> dict[Template, re.Pattern[str]]:
     found: set[str] = set()
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Constant | ast.JoinedStr | ast.BinOp):
-                found |= {rendered(node), *raised(rendered(node))}
+            if isinstance(node, ast.Constant | ast.JoinedStr | ast.BinOp | ast.Call):
+                found |= {rendered(node), rendered(node, many=False), *raised(rendered(node))}
     return {
         tuple(one.split(GAP)): re.compile(".*".join(map(re.escape, one.split(GAP))), re.DOTALL)
         for one in found
@@ -127,8 +131,8 @@ def test_enough_is_quoted() -> None:
 @pytest.mark.parametrize(
     ("line", "is_said"),
     [
-        ("1 tokens are parked: their pins match no live node", True),
-        ("1 tokens are lost: their pins match no live node", False),
+        ("1 token is parked: their pins match no live node", True),
+        ("1 token is lost: their pins match no live node", False),
         ("node name 'w' is in use by a live process ...: every worker needs a name of its own", True),
         ("node name 'w' is used by a live process ...: every worker needs a name of its own", False),
         ("the tables of appname 'sync_' are not there, or older than this version: run ...", True),

@@ -8,7 +8,7 @@ from itertools import product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobsync_orm.balance import Group, loads, settle
+from jobsync_orm.balance import Group, loads, settle, spread
 
 
 @st.composite
@@ -21,19 +21,24 @@ def instances(draw: st.DrawFn) -> tuple[list[int], list[Group]]:
     for _ in range(draw(st.integers(1, 5))):
         allowed = sorted(draw(st.sets(st.sampled_from(everyone), min_size=1)))
         held = {i: n for i in allowed if (n := draw(st.integers(0, 12)))}
-        groups.append(Group(allowed, sum(held.values()) + draw(st.integers(0, 12)), held))
+        group = Group(allowed, sum(held.values()) + draw(st.integers(0, 12)), held)
+        if draw(st.booleans()):
+            spread(group, weights)
+        groups.append(group)
     return weights, groups
 
 
 def improvement(groups: Sequence[Group], count: int) -> bool:
-    """Whether passing single tokens around in a ring, loads unchanged, would leave more of them with their holders.
+    """Whether passing single tokens around in a ring, loads unchanged, would spread them better or save moves.
 
     That is a negative cycle (found by Bellman and Ford's algorithm) among the changes of cost that one token makes when
     group ``g`` takes it from member ``i`` and gives it to member ``j``. A flow without one is a cheapest one.
     """
 
     def kept(group: Group, i: int, change: int) -> int:
-        return min(group.held.get(i, 0), group.placed.get(i, 0) + change)
+        placed = group.placed.get(i, 0) + change
+        uneven = sum(max(0, placed - share) for share in group.shares.get(i, ()))
+        return min(group.held.get(i, 0), placed) - 10_000 * uneven
 
     price: dict[tuple[int, int], int] = {}
     for group in groups:

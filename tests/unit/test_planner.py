@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -99,15 +100,35 @@ def test_every_token_ends_in_one_place_that_its_pin_allows(cluster) -> None:
     assert outcome.targets == {member.name: count[member.name] for member in members}
 
 
-def choices(owned: Owned, members: Sequence[Member], pins: Pins) -> Iterable[tuple[dict[str, int], int]]:
-    """(loads, tokens of live owners that change hands) for every way to obey the pins."""
+def unevenness(members: Sequence[Member], owner: Mapping[int, str], allowed: Mapping[int, frozenset[str]]) -> int:
+    """Pinned tokens beyond their owner's share of those with the same names, and those beyond it rounded up again."""
+    weight = {member.name: member.weight for member in members}
+    uneven = 0
+    for names in {some for some in allowed.values() if some and some != weight.keys()}:
+        count = Counter(owner[token] for token, some in allowed.items() if some == names)
+        for name in names:
+            share = Fraction(count.total() * weight[name], sum(weight[some] for some in names))
+            uneven += max(0, count[name] - math.floor(share)) + max(0, count[name] - math.ceil(share))
+    return uneven
+
+
+def choices(owned: Owned, members: Sequence[Member], pins: Pins) -> Iterable[tuple[dict[str, int], tuple[int, int]]]:
+    """(loads, (unevenness, tokens of live owners that change hands)) for every way to obey the pins."""
     allowed = {token: names for token, names in allowed_of(owned, members, pins).items() if names}
     before = {token: name for name, tokens in owned.items() for token in tokens}
     for way in itertools.product(*map(sorted, allowed.values())):
         loads = dict.fromkeys((member.name for member in members), 0)
         for name in way:
             loads[name] += 1
-        yield loads, sum(before[token] != name for token, name in zip(allowed, way, strict=True))
+        owner = dict(zip(allowed, way, strict=True))
+        yield loads, (unevenness(members, owner, allowed), sum(before[token] != owner[token] for token in owner))
+
+
+def cost_of(outcome: Plan, owned: Owned, members: Sequence[Member], pins: Pins) -> tuple[int, int]:
+    """As :func:`choices` has it, of a plan."""
+    owner = {token: name for token, name in apply(owned, outcome, members).items() if name is not None}
+    to_nobody = sum(map(len, outcome.park.values()))
+    return unevenness(members, owner, allowed_of(owned, members, pins)), outcome.moved - to_nobody
 
 
 @settings(max_examples=150, deadline=None)
@@ -119,12 +140,11 @@ def choices(owned: Owned, members: Sequence[Member], pins: Pins) -> Iterable[tup
         {0: ["a", "b"], 1: ["a", "b"], 4: ["b", "c"], 5: ["b"], 6: ["b"]},
     )
 )
-def test_equal_weights_the_fairest_loads_with_the_fewest_moves(cluster) -> None:
+def test_equal_weights_the_fairest_loads_pins_spread_with_the_fewest_moves(cluster) -> None:
     owned, members, pins = cluster
     outcome = plan(owned, members, pins)
-    best = min((sorted(loads.values(), reverse=True), moves) for loads, moves in choices(owned, members, pins))
-    to_or_from_nobody = sum(map(len, outcome.park.values()))
-    assert (sorted(outcome.targets.values(), reverse=True), outcome.moved - to_or_from_nobody) == best
+    best = min((sorted(loads.values(), reverse=True), cost) for loads, cost in choices(owned, members, pins))
+    assert (sorted(outcome.targets.values(), reverse=True), cost_of(outcome, owned, members, pins)) == best
 
 
 def shares(members: Sequence[Member], count: int) -> dict[str, Fraction]:
@@ -160,7 +180,7 @@ def fairest_before_rounding(members: Sequence[Member], pools: Mapping[frozenset[
 
 @settings(max_examples=150, deadline=None)
 @given(weighted)
-def test_weights_the_largest_remainders_with_the_fewest_moves(cluster) -> None:
+def test_weights_the_largest_remainders_pins_spread_with_the_fewest_moves(cluster) -> None:
     owned, members, pins = cluster
     outcome = plan(owned, members, pins)
     pools = Counter(names for names in allowed_of(owned, members, pins).values() if names)
@@ -173,14 +193,14 @@ def test_weights_the_largest_remainders_with_the_fewest_moves(cluster) -> None:
         return sum((share[name] % 1 for name in share if loads[name] > share[name]), Fraction(0))
 
     possible = [
-        (-remainders, moves)
-        for loads, moves in choices(owned, members, pins)
+        (-remainders, cost)
+        for loads, cost in choices(owned, members, pins)
         if (remainders := rounded_up(loads)) is not None
     ]
     if possible:
         remainders = rounded_up(outcome.targets)
         assert remainders is not None
-        assert (-remainders, outcome.moved - sum(map(len, outcome.park.values()))) == min(possible)
+        assert (-remainders, cost_of(outcome, owned, members, pins)) == min(possible)
     else:
         fairest = fairest_before_rounding(members, pools)
         assert all(abs(outcome.targets[name] - fairest[name]) < 1 for name in fairest)
@@ -339,6 +359,33 @@ def test_a_pin_without_a_live_member_parks_the_token_whoever_had_it() -> None:
 def test_pinned_tokens_count_as_load() -> None:
     outcome = plan({None: list(range(10))}, [Member("a"), Member("b")], {token: ["a"] for token in range(4)})
     assert outcome.assign == {"a": [0, 1, 2, 3, 4], "b": [5, 6, 7, 8, 9]}
+
+
+def test_pinned_tokens_are_spread_over_the_members_they_may_go_to() -> None:
+    members = [Member("cpu-1"), Member("cpu-2"), Member("gpu-1"), Member("gpu-2")]
+    owned = {member.name: list(range(i, 1000, 4)) for i, member in enumerate(members)}
+    pins = {token: ["gpu-1", "gpu-2"] for token in range(0, 320, 10)}
+
+    def on(owned: Owned, name: str) -> int:
+        return len(pins.keys() & set(owned[name]))
+
+    placed = by_owner(apply(owned, plan(owned, members, pins), members))
+    assert (on(placed, "gpu-1"), on(placed, "gpu-2")) == (16, 16)
+    alone = [member for member in members if member.name != "gpu-2"]
+    without = by_owner(apply(placed, plan(placed, alone, pins), alone))
+    assert on(without, "gpu-1") == 32
+    back = by_owner(apply(without, plan(without, members, pins), members))
+    assert (on(back, "gpu-1"), on(back, "gpu-2")) == (16, 16)
+    assert {name: len(tokens) for name, tokens in back.items()} == dict.fromkeys(owned, 250)
+
+
+def test_pinned_tokens_are_spread_only_as_far_as_the_balance_of_all_allows() -> None:
+    members = [Member("a"), Member("b"), Member("c")]
+    pins = {token: ["a", "b"] if token < 6 else ["a"] for token in range(10)}
+    owned = by_owner(apply({None: list(range(15))}, plan({None: list(range(15))}, members, pins), members))
+    assert {name: len(pins.keys() & set(tokens)) for name, tokens in owned.items()} == {"a": 5, "b": 5, "c": 0}
+    assert len(set(range(6)) & set(owned["a"])) == 1, "three would be its part, but then it would have seven"
+    assert plan(owned, members, pins).moved == 0
 
 
 def test_pins_that_forbid_balance_load_their_members_and_spare_them_the_rest() -> None:
