@@ -293,7 +293,7 @@ def test_why_a_job_waits(troubled: Troubled, job: str, fits: str) -> None:
 @pytest.mark.parametrize(
     ("command", "fits"),
     [
-        ("status", "are parked"),
+        ("status", "is parked"),
         ("locks explain customer-7", "matches no live node"),
         ("locks explain customer-7", "the token is parked"),
         ("reshard --total-tokens 20000 --yes", "nodes are registered"),

@@ -26,7 +26,8 @@ queue = JobQueue(CoordinationConfig(url=make_url(os.environ["URL"]), **config)) 
 
 
 def say(event: str, **more: Any) -> None:
-    print(json.dumps({"event": event, "pid": os.getpid(), **more}), flush=True)
+    # One write: print() makes two of a line, and other threads and processes write here too.
+    os.write(1, f"{json.dumps({'event': event, 'pid': os.getpid(), **more})}\n".encode())
 
 
 @queue.handler("thread")

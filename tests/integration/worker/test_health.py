@@ -135,7 +135,7 @@ def test_too_many_threads_are_left_behind(queue: JobQueue, start_worker: Start, 
     try:
         for _ in range(10):
             jobs.add("t", timeout=0.2, max_retries=0)
-        wait_for(lambda: "go on although their jobs have timed out" in problems(worker), "it is red")
+        wait_for(lambda: "whose jobs have timed out" in problems(worker), "it is red")
         assert worker.health().abandoned >= 1
     finally:
         end.set()

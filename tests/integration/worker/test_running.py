@@ -82,7 +82,7 @@ def test_what_a_worker_refuses(queue: JobQueue) -> None:
         JobWorker(queue, types=["absent"])
     with pytest.raises(ConfigurationError, match="concurrency=0"):
         JobWorker(queue, 0)
-    with pytest.raises(ConfigurationError, match="not one text"):
+    with pytest.raises(ConfigurationError, match="must be a list of types"):
         JobWorker(queue, types="absent")
     with pytest.raises(ConfigurationError, match="grace_sec=-1"):
         JobWorker(queue, grace_sec=-1)
