@@ -45,11 +45,11 @@ def stats_parts(found: QueueStats, paused: Sequence[Pause], *, every_state: bool
         Grid((*titles, ">workers"), rows, styles=styles),
         *(["~ is an estimate: finished jobs are in no index"] if found.estimated else []),
         *(
-            f"{'the whole queue' if pause.type is None else pause.type} is paused since {moment(pause.since)}"
-            + (f": {pause.reason}" if pause.reason else "")
+            f"{'the whole queue' if pause.type is None else _shown(pause.type)} is paused since {moment(pause.since)}"
+            + (f": {_shown(pause.reason)}" if pause.reason else "")
             for pause in paused
         ),
-        *(f"no live worker runs {name}" for name, stats in found.by_type.items() if _forsaken(stats)),
+        *(f"no live worker runs {_shown(name)}" for name, stats in found.by_type.items() if _forsaken(stats)),
     ]
 
 
@@ -105,8 +105,8 @@ def _brief(error: str) -> str:
 
 def job_lines(job: JobStatus, why: Sequence[str]) -> list[Grid | str]:
     """One job with all that is known of it."""
-    lines = [f"job {job.id} ({job.type}) is {job.state}" + (", told to stop" if job.cancel_requested else "")]
-    lines += [f"  ! {reason}" for reason in why]
+    lines = [f"job {job.id} ({_shown(job.type)}) is {job.state}" + (", told to stop" if job.cancel_requested else "")]
+    lines += [f"  ! {_shown(reason)}" for reason in why]
     lines += [f"{title:<16}{_shown(value)}" for title, value in _details(job) if value is not None]
     parts: list[Grid | str] = [*lines, ""]
     attempts = [

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 
 import pytest
 import typer
 
+from jobsync_orm.cli.jobs import stats_parts
 from jobsync_orm.cli.output import FAILED, INTERRUPTED, Grid, Output, age
 from jobsync_orm.exceptions import LockConflict
+from jobsync_orm.queue import Pause, QueueStats
 
 
 @pytest.mark.parametrize(
@@ -83,3 +86,16 @@ def test_what_nobody_can_confirm_is_refused(
         output.confirm("Sure?", yes=False)
     assert ended.value.exit_code == FAILED
     assert "Sure? Nobody is there to ask: give --yes" in capsys.readouterr().err
+
+
+def test_a_title_that_looks_like_markup_is_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with Output().progress(10, "silence of [/b]") as bar:
+        bar.at(3)
+
+
+def test_a_reason_cannot_steer_the_terminal() -> None:
+    since = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    parts = stats_parts(QueueStats(None), [Pause("a\x1b[2J", since, "\x1b]0;x\x07")], every_state=False)
+    told = "".join(part for part in parts if isinstance(part, str))
+    assert not {"\x1b", "\x07"} & set(told)
