@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -118,13 +119,14 @@ def _session(target: Any) -> Session:
         target = target()
     if isinstance(target, Session):
         return target
-    # Only now, so that synchronous programs never import it.
-    from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
+    # Whoever has an asynchronous one has imported the module. A program without asyncio may lack greenlet.
+    if "sqlalchemy.ext.asyncio" in sys.modules:
+        from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 
-    if isinstance(target, async_scoped_session):
-        target = target()
-    if isinstance(target, AsyncSession):
-        return target.sync_session
+        if isinstance(target, async_scoped_session):
+            target = target()
+        if isinstance(target, AsyncSession):
+            return target.sync_session
     raise ConfigurationError(
         f"{target!r} is no session: pass a Session, scoped_session, AsyncSession or async_scoped_session"
     )

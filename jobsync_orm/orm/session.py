@@ -21,6 +21,7 @@ pickled, and would not reach objects that were made in the session or loaded bef
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -171,21 +172,22 @@ def _event_source(target: Any, making: bool) -> Any:
         return target
     if isinstance(target, sessionmaker):
         return target.class_
-    # Only now, so that synchronous programs never import it.
-    from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker
+    # Whoever has an asynchronous one has imported the module. A program without asyncio may lack greenlet.
+    if "sqlalchemy.ext.asyncio" in sys.modules:
+        from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker
 
-    if isinstance(target, async_scoped_session):
-        target = target.session_factory
-    if isinstance(target, AsyncSession):
-        return target.sync_session
-    if isinstance(target, async_sessionmaker):
-        base = target.kw.get("sync_session_class") or target.class_.sync_session_class
-        if making and base not in _own_classes:
-            # The factory's sessions share the class Session with everyone else's: give them one of their own.
-            base = type(base.__name__, (base,), {})
-            _own_classes.add(base)
-            target.configure(sync_session_class=base)
-        return base
+        if isinstance(target, async_scoped_session):
+            target = target.session_factory
+        if isinstance(target, AsyncSession):
+            return target.sync_session
+        if isinstance(target, async_sessionmaker):
+            base = target.kw.get("sync_session_class") or target.class_.sync_session_class
+            if making and base not in _own_classes:
+                # The factory's sessions share the class Session with everyone else's: give them one of their own.
+                base = type(base.__name__, (base,), {})
+                _own_classes.add(base)
+                target.configure(sync_session_class=base)
+            return base
     raise ConfigurationError(
         f"{target!r} is no session: pass a Session, sessionmaker, scoped_session, AsyncSession, "
         "async_sessionmaker or async_scoped_session"

@@ -47,6 +47,7 @@ The process stops between the completion and COMMIT.
 
 from __future__ import annotations
 
+import sys
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -112,6 +113,9 @@ def open_async_session(queue: QueueCore) -> AsyncSession:
 
 
 def _makes_async(factory: Any) -> bool:
+    # Whoever has such a factory has imported the module. A program without asyncio may lack greenlet, which it needs.
+    if "sqlalchemy.ext.asyncio" not in sys.modules:
+        return False
     from sqlalchemy.ext.asyncio import async_scoped_session, async_sessionmaker
 
     return isinstance(factory, async_sessionmaker | async_scoped_session)
