@@ -121,7 +121,7 @@ ORDER BY a.ended_at DESC LIMIT 20;
 
 -- # job: the newest one with its attempts; say  \set job_id 4711  for another
 SELECT coalesce(max(id), 0) AS job_id FROM :"job" \gset
-SELECT j.id, j.type, j.state, j.key, j.priority, j.attempt, j.failures, j.worker, j.error, a.attempt AS of_attempt, a.outcome, a.ended_at
+SELECT j.id, j.type, j.state, j.key, j.priority, j.attempt, j.failures, j.worker, j.error, j.trace, a.attempt AS of_attempt, a.outcome, a.ended_at
 FROM :"job" j LEFT JOIN :"job_attempt" a ON a.job_id = j.id WHERE j.id = :job_id ORDER BY a.attempt;
 
 -- # paused: types of which nothing is taken; the empty one is all of them

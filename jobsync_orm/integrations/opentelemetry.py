@@ -11,15 +11,28 @@ with the attributes of OpenTelemetry's conventions for messaging:
 
 ===================== ======== =================================================================================
 ``enqueue TYPE``      producer a call that writes jobs; a child of the application's span
-``process TYPE``      consumer a handler's run, the parent of what the handler does
+``process TYPE``      consumer a handler's run, the parent of what the handler does; a child of ``enqueue TYPE``
 ``jobsync rebalance``          reading, planning and publishing, by the leader
 ``jobsync handoff``            from when a node is asked for tokens until it has released them
 ``jobsync failover``           from a dead node's last sign of life until its tokens are others'
 ===================== ======== =================================================================================
+
+The trace of a job
+------------------
+The context of ``enqueue TYPE`` is stored with the jobs that it writes, as W3C Trace Context has it: the ``traceparent``
+and, where there is one, a space and the ``tracestate``. Baggage is not. Whoever runs the job goes on in the same trace:
+each attempt is a ``process TYPE`` whose parent is the span that enqueued it, and which has a link to that span too. The
+conventions ask for the link, by which tools know such pairs whatever the queue. They allow the parent where a span
+processes a single message, as here, and with it the request, its jobs, their attempts and the jobs these enqueue are
+one trace, sampled or not as the request was.
+
+For a loop of one's own, :func:`context_of` gives the parent of a job that :meth:`~jobsync_orm.JobQueue.dequeue` has
+taken.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -33,19 +46,21 @@ from jobsync_orm.integrations.readings import Reads, Source, appname_of
 from jobsync_orm.integrations.watching import COUNTED, READ, Registration, Watching, guard
 from jobsync_orm.job import Job
 from jobsync_orm.observe import Event, FailedOver, Rebalanced, TokensReleased
-from jobsync_orm.queue import JobQueue
+from jobsync_orm.queue import ClaimedJob, JobQueue
 from jobsync_orm.worker import JobWorker
 
 try:
     from opentelemetry import metrics, trace
+    from opentelemetry.context import Context, get_current
     from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
-    from opentelemetry.trace import SpanKind, Status, StatusCode, TracerProvider
+    from opentelemetry.trace import Link, SpanKind, Status, StatusCode, TracerProvider
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError as error:
     raise ImportError(
         "jobsync_orm.integrations.opentelemetry needs opentelemetry-api: pip install 'jobsync-orm[opentelemetry]'"
     ) from error
 
-__all__ = ["instrument"]
+__all__ = ["context_of", "instrument"]
 
 NAME = "jobsync_orm"
 
@@ -54,6 +69,15 @@ FRESH_SEC = 0.5
 
 # Longest that a collection waits until what has happened has been counted.
 FLUSH_SEC = 0.1
+
+# Of a tracestate, in characters: so many are to be passed on, more need not be.
+LONGEST_STATE = 512
+
+# What is stored with a job: a traceparent, and maybe a tracestate. What else somebody has written there is no trace.
+CARRIER = re.compile(rf"([0-9a-f]{{2}}-[0-9a-f]{{32}}-[0-9a-f]{{16}}-[0-9a-f]{{2}})(?: ([ -~]{{1,{LONGEST_STATE}}}))?")
+
+# Not the application's propagators: what they write may be long, or nobody else's business, and the row is the queue's.
+W3C = TraceContextTextMapPropagator()
 
 
 def instrument(
@@ -105,6 +129,24 @@ def instrument(
     for queue in queues:
         queue.tracing = _Tracing(tracer, appname_of(queue.names))
     return _Instrumented(instruments, sources, queues)
+
+
+def context_of(job: ClaimedJob) -> Context:
+    """The present context, with the span that enqueued ``job`` as the parent of spans that are started in it.
+
+    ::
+
+        for job in queue.dequeue("resize", "my-loop"):
+            with tracer.start_as_current_span("resize", context=opentelemetry.context_of(job)):
+                ...
+
+    Just the present context if the job was enqueued without a span, or if what is stored with it is no trace.
+    """
+    found = CARRIER.fullmatch(job.trace or "")
+    if found is None:
+        return get_current()
+    headers = {"traceparent": found[1]} if found[2] is None else {"traceparent": found[1], "tracestate": found[2]}
+    return W3C.extract(headers, get_current())
 
 
 class _Instrumented(Registration):
@@ -205,10 +247,22 @@ class _Tracing:
             "jobsync.node": node,
             "jobsync.attempt": job.attempt,
         }
+        context, links = None, []
+        if job.trace is not None:
+            context = context_of(job)
+            links = _links(trace.get_current_span(context), trace.get_current_span())
         with self._tracer.start_as_current_span(
-            f"process {job.type}", kind=SpanKind.CONSUMER, attributes=about
+            f"process {job.type}", context, SpanKind.CONSUMER, about, links
         ) as span:
             yield _Consuming(span)
+
+
+def _links(enqueued: trace.Span, present: trace.Span) -> list[Link]:
+    """To the span that enqueued the job, and to the one in which the handler runs, whose child its span is not then."""
+    if enqueued is present:
+        return []
+    contexts = enqueued.get_span_context(), present.get_span_context()
+    return [Link(context) for context in contexts if context.is_valid]
 
 
 def _operation(name: str, kind: str, type: str) -> dict[str, str]:
@@ -216,10 +270,15 @@ def _operation(name: str, kind: str, type: str) -> dict[str, str]:
 
 
 class _Producing:
-    carrier = None
-
     def __init__(self, span: trace.Span) -> None:
         self._span = span
+
+    @property
+    def carrier(self) -> str | None:
+        headers: dict[str, str] = {}
+        W3C.inject(headers, trace.set_span_in_context(self._span))
+        parent, state = headers.get("traceparent"), headers.get("tracestate")
+        return f"{parent} {state}" if parent is not None and state and len(state) <= LONGEST_STATE else parent
 
     def written(self, ids: list[int]) -> None:
         if len(ids) == 1:

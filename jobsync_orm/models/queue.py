@@ -95,6 +95,7 @@ class QueuedJobMixin:
     error = optional(Text())
     max_retries_given = required(Boolean(), server_default=text("true"))
     timeout_given = required(Boolean(), server_default=text("true"))
+    trace = optional(Text())
 
     if TYPE_CHECKING:
         attempts: Any

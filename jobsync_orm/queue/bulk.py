@@ -15,8 +15,8 @@ from __future__ import annotations
 import datetime
 import json
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
 
@@ -33,6 +33,7 @@ from jobsync_orm.queue.insertion import LIVE_KEY, NOW, TRIES, Insertion, cast_te
 from jobsync_orm.queue.new_jobs import NewJob, payload_of
 from jobsync_orm.queue.options import brief
 from jobsync_orm.queue.places import at, no_place
+from jobsync_orm.tracing import UNTRACED, Producing, trace_column
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -162,9 +163,9 @@ class BulkCalls(EnqueueCalls):
             if not texts:
                 return []
             try:
-                with self._enqueuing(columns["type"], len(texts)) as written:
-                    ids, state = self._bulk.of_a_type(connection, columns, rows)
-                    written(ids)
+                with self._enqueuing(columns["type"], len(texts)) as span:
+                    ids, state = self._bulk.of_a_type(connection, columns | trace_column(span), rows)
+                    span.written(ids)
             except DBAPIError as error:
                 if (told := self._not_ready(error)) is None:
                     raise
@@ -191,9 +192,9 @@ class BulkCalls(EnqueueCalls):
             if not given:
                 return []
             try:
-                with self._enqueuing(given[0]["type"], len(given)) as written:
-                    ids, new = self._bulk.of_many(connection, given)
-                    written(ids)
+                with self._enqueuing(given[0]["type"], len(given)) as span:
+                    ids, new = self._bulk.of_many(connection, given, trace_column(span))
+                    span.written(ids)
             except DBAPIError as error:
                 if (told := self._not_ready(error)) is None:
                     raise
@@ -212,14 +213,9 @@ class BulkCalls(EnqueueCalls):
 
         return at(where, put)
 
-    @contextmanager
-    def _enqueuing(self, type: str, many: int) -> Iterator[Callable[[list[int]], None]]:
+    def _enqueuing(self, type: str, many: int) -> AbstractContextManager[Producing]:
         """The span of a call; one of several types is named by the first."""
-        if self.tracing is None:
-            yield lambda ids: None
-            return
-        with self.tracing.enqueuing(type, many) as span:
-            yield span.written
+        return UNTRACED if self.tracing is None else self.tracing.enqueuing(type, many)
 
     def _tell(
         self, place: Session | Connection, connection: Connection, lanes: set[Any], blocked: Iterable[int]
@@ -240,7 +236,7 @@ class _Bulk:
         self._names = names
         self._insertion = insertion
         self._known: dict[tuple[str, ...], TextClause] = {}
-        self._by_features: dict[tuple[bool, bool], TextClause] = {}
+        self._by_features: dict[tuple[bool, bool, bool], TextClause] = {}
         self._existing = text(
             "SELECT CAST(json_agg(json_build_array(j.type, j.idempotency_key, j.id)) AS text)"
             f" FROM jsonb_array_elements(CAST({cast_text('pairs')} AS jsonb)) AS p (v) JOIN {names.text('job')} j"
@@ -289,8 +285,12 @@ class _Bulk:
                 RETURNING id, state){waits}
             SELECT CAST(json_agg(id) AS text), min(state), {unknown}, {stuck} FROM new"""
 
-    def of_many(self, connection: Connection, given: Sequence[dict[str, str]]) -> tuple[list[int], list[str | None]]:
+    def of_many(
+        self, connection: Connection, given: Sequence[dict[str, str]], shared: Mapping[str, str]
+    ) -> tuple[list[int], list[str | None]]:
         """Jobs with options of their own: their ids in order, and the states of those that are new.
+
+        ``shared`` is the column ``trace``, of all of them, or nothing.
 
         Raises
         ------
@@ -303,7 +303,7 @@ class _Bulk:
         new: list[str | None] = [None] * len(given)
         left = list(range(len(given)))
         for _ in range(TRIES):
-            for n, written in zip(left, self._insert(connection, [given[n] for n in left]), strict=True):
+            for n, written in zip(left, self._insert(connection, [given[n] for n in left], shared), strict=True):
                 if written is not None:
                     ids[n], new[n] = written
             left = [n for n in left if n not in ids]
@@ -323,12 +323,15 @@ class _Bulk:
             "while one was to be enqueued"
         )
 
-    def _insert(self, connection: Connection, given: list[dict[str, str]]) -> list[Written | None]:
-        features = any("after" in columns for columns in given), any("idempotency_key" in columns for columns in given)
+    def _insert(
+        self, connection: Connection, given: list[dict[str, str]], shared: Mapping[str, str]
+    ) -> list[Written | None]:
+        has_after = any("after" in columns for columns in given)
+        features = has_after, any("idempotency_key" in columns for columns in given), "trace" in shared
         statement = self._by_features.get(features)
         if statement is None:
             statement = self._by_features[features] = text(self._sql_of_many(*features))
-        values = {"rows": _joined([_row(columns) for columns in given])}
+        values = {"rows": _joined([_row(columns) for columns in given]), **shared}
         written, unknown, stuck = connection.execute(statement, values).one()
         if unknown is not None:
             raise unknown_jobs(unknown)
@@ -337,7 +340,7 @@ class _Bulk:
             stuck_behind([int(job)], json.dumps(behind))
         return rows
 
-    def _sql_of_many(self, has_after: bool, idempotent: bool) -> str:
+    def _sql_of_many(self, has_after: bool, idempotent: bool, traced: bool) -> str:
         job, dependency = self._names.text("job"), self._names.text("job_dependency")
         sequence = f"pg_get_serial_sequence('{job.replace(chr(39), chr(39) * 2)}', 'id')"
         run_at = (
@@ -380,6 +383,8 @@ class _Bulk:
             "idempotency_key": "g.v ->> 'idempotency_key'",
             "run_at": run_at,
         }
+        if traced:
+            values["trace"] = cast_text("trace")
         conflict = f"ON CONFLICT (type, idempotency_key) WHERE {LIVE_KEY} DO NOTHING" if idempotent else ""
         # The ids are drawn first, in order: which of the jobs were written is known by them.
         return f"""

@@ -38,8 +38,8 @@ _SETTINGS = {
     "idle_in_transaction_session_timeout": "10s",
 }
 
-# Those of the newest revision that statements name.
-NEWEST_COLUMNS = ("max_retries_given", "timeout_given")
+# Those of the newer revisions that statements name.
+NEWEST_COLUMNS = ("max_retries_given", "timeout_given", "trace")
 
 WALK = text("SELECT " + ", ".join(f"set_config('{name}', '{value}', true)" for name, value in _SETTINGS.items()))
 

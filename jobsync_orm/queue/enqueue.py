@@ -32,6 +32,7 @@ from jobsync_orm.queue.new_jobs import Enqueued, NewJob
 from jobsync_orm.queue.places import at, connection_of, no_place
 from jobsync_orm.queue.waker import Lane, QueueWaker
 from jobsync_orm.sqlstates import repeated
+from jobsync_orm.tracing import trace_column
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -255,7 +256,7 @@ class EnqueueCalls(QueueCore):
             if tracing is None:
                 return insert(connection, columns)
             with tracing.enqueuing(columns["type"], 1) as span:
-                job = insert(connection, columns)
+                job = insert(connection, columns | trace_column(span))
                 span.written([job.id])
                 return job
         except DBAPIError as error:

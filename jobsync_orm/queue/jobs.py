@@ -24,6 +24,8 @@ class ClaimedJob:
     """A job that somebody may run now. ``(id, attempt)`` names the attempt, and fences all it writes.
 
     ``ready_at`` and ``created_at`` are microseconds since 1970 by the database's clock, ``timeout`` is in seconds.
+    ``trace`` is what :mod:`jobsync_orm.tracing` had stored with the job where it was enqueued, or whatever somebody has
+    written there.
     """
 
     id: int
@@ -37,6 +39,7 @@ class ClaimedJob:
     payload: Any
     ready_at: int
     created_at: int
+    trace: str | None = None
 
 
 def claimed(answer: str | None) -> list[ClaimedJob]:

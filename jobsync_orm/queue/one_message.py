@@ -30,6 +30,7 @@ TYPES = {
     "key": "text",
     "max_retries_given": "bool",
     "timeout_given": "bool",
+    "trace": "text",
 }
 
 # Where the call did not say them, the worker's handler decides.

@@ -35,7 +35,7 @@ def check_tables(queue: JobQueue) -> None:
     try:
         session.open()
         tables = ", ".join(names.sql(table) for table in TABLES)
-        session.execute(f"SELECT max_retries_given FROM {tables} LIMIT 0", timeout=ANSWER_SEC)  # 0004's
+        session.execute(f"SELECT trace FROM {tables} LIMIT 0", timeout=ANSWER_SEC)  # 0006's
     except StatementFailed as failed:
         if failed.sqlstate not in MISSING:
             raise

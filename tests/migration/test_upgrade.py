@@ -387,6 +387,28 @@ def test_jobs_of_a_version_before_keep_their_own_retries_and_timeout(empty: Engi
         assert connection.execute(text("SELECT max_retries, timeout FROM sync_job")).all() == [(7, 5.0)] * 2
 
 
+def test_traces_of_jobs_come_and_go_with_their_column(empty: Engine) -> None:
+    job = "INSERT INTO sync_job (type) VALUES ('t')"
+    node = "SELECT pg_relation_filenode('sync_job')"
+    migrate.upgrade(empty, total_tokens=3, revision="0005")
+    with empty.begin() as connection:
+        connection.execute(text(job))
+        before = connection.scalar(text(node))
+    migrate.upgrade(empty)
+    with empty.begin() as connection:
+        connection.execute(text(job))  # by one that goes on running
+        assert connection.execute(text("SELECT trace FROM sync_job")).all() == [(None,)] * 2
+        assert connection.scalar(text(node)) == before  # nothing was rewritten
+        connection.execute(text("UPDATE sync_job SET trace = 'x'"))
+    migrate.downgrade(empty, revision="0005")
+    assert migrate.current(empty) == "0005"
+    assert "behind 0006" in migrate.check(empty)[0]
+    migrate.upgrade(empty)
+    with empty.connect() as connection:
+        assert connection.execute(text("SELECT type, trace FROM sync_job")).all() == [("t", None)] * 2
+    assert migrate.check(empty) == []
+
+
 BEAT = "UPDATE sync_node SET last_heartbeat = clock_timestamp()"
 
 
@@ -411,11 +433,14 @@ def test_heartbeats_do_not_queue_up_behind_an_upgrade(empty: Engine) -> None:
     assert migrate.current(empty) == migrate.HEAD
 
 
-def test_an_upgrade_gives_up_in_the_end(empty: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    migrate.upgrade(empty, total_tokens=3, revision="0004")
+@pytest.mark.parametrize(("revision", "table"), [("0004", "sync_node"), ("0005", "sync_job")])
+def test_an_upgrade_gives_up_in_the_end(
+    empty: Engine, monkeypatch: pytest.MonkeyPatch, revision: str, table: str
+) -> None:
+    migrate.upgrade(empty, total_tokens=3, revision=revision)
     monkeypatch.setattr(migrate, "PATIENCE_SEC", 0)
     with empty.connect() as dump:
-        dump.execute(text("SELECT * FROM sync_node"))
+        dump.execute(text(f"SELECT * FROM {table}"))
         with pytest.raises(LockNotAcquired, match="Nothing has changed"):
             migrate.upgrade(empty)
-    assert migrate.current(empty) == "0004"
+    assert migrate.current(empty) == revision

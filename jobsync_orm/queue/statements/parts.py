@@ -5,6 +5,7 @@ from __future__ import annotations
 from jobsync_orm.autocommit import micros
 from jobsync_orm.naming import Names
 from jobsync_orm.queue.options import LONGEST_SEC
+from jobsync_orm.tracing import LONGEST_TRACE
 
 __all__ = ["DEADLINE_SLACK_SEC", "MOST_BYTES", "NOW", "Parts"]
 
@@ -35,7 +36,8 @@ class Parts:
         # One row that somebody has written past enqueue must not stop those beside it.
         self.row = (
             f"json_build_array(id, type, priority, attempt, failures, max_retries, {self.limit('timeout')}, key,"
-            f" payload, {micros('ready_at')}, {micros('created_at')})"
+            f" payload, {micros('ready_at')}, {micros('created_at')},"
+            f" CASE WHEN octet_length(trace) <= {LONGEST_TRACE} THEN trace END)"
         )
 
         # The worker that does what one is enough for: the first by name of those that were seen lately.

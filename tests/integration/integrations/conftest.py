@@ -7,6 +7,7 @@ from sqlalchemy import URL
 
 from jobsync_orm import CoordinationConfig, JobQueue
 from tests.integration.cluster import QUICK
+from tests.integration.integrations.collected import Collected
 
 
 @pytest.fixture
@@ -19,3 +20,8 @@ def queue(config: CoordinationConfig) -> Iterator[JobQueue]:
     queue = JobQueue(config)
     yield queue
     queue.dispose()
+
+
+@pytest.fixture
+def collected() -> Collected:
+    return Collected()

@@ -8,12 +8,14 @@ from unittest.mock import patch
 
 import psycopg
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
 from psycopg.pq import TransactionStatus
 from sqlalchemy import URL, Engine, create_engine, event, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from jobsync_orm.exceptions import SchemaNotReady
+from jobsync_orm.integrations import opentelemetry
 from jobsync_orm.queue import JobQueue, insertion
 from jobsync_orm.queue.one_message import insert
 from tests.integration.queue.stored import jobs
@@ -50,6 +52,17 @@ def test_the_row_is_that_of_the_usual_way(queue: JobQueue, store: Engine, sent: 
     assert first[2] == ODD
     assert one.created
     assert one.state == usual.state == "pending"
+
+
+def test_a_trace_goes_along(queue: JobQueue, store: Engine, sent: list[int]) -> None:
+    registration = opentelemetry.instrument(queue, tracer_provider=TracerProvider())
+    queue.submit("a")
+    with store.begin() as connection:
+        queue.enqueue(connection, "b", key="k")
+        queue.enqueue(connection, "c", delay=60)
+    registration.unregister()
+    assert len(sent) == 2
+    assert jobs(store, "trace ~ '^00-[0-9a-f]{32}-[0-9a-f]{16}-0[0-3]$'") == [True] * 3
 
 
 def test_the_transaction_begins_with_it(queue: JobQueue, store: Engine, sent: list[int]) -> None:
