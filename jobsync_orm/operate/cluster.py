@@ -126,10 +126,10 @@ class Operations:
     def again(self, tally: TokenTally) -> ClusterStatus:
         """:meth:`status` for who looks again and again, and counts few tokens anew.
 
-        Each look counts those that may have moved since the last one, up to 120,000 of them. If they are more, the
+        Each look counts those that may have moved since the last one, up to 100,000 of them. If they are more, the
         others are told as they were when they were counted last, about three seconds ago at most while somebody looks
         ten times a second: ``status.tokens.at`` says when. What somebody has written to the token table by hand is
-        seen later, in 120,000 tokens every ten seconds.
+        seen later, in 100,000 tokens every ten seconds.
 
         Parameters
         ----------

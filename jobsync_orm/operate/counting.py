@@ -17,7 +17,7 @@ __all__ = ["AT_ONCE", "STRETCH", "Group", "TokenTally"]
 
 # Tokens of one stretch, and the stretches that are counted with one look: so many take the server about 25 ms.
 STRETCH = 10_000
-AT_ONCE = 12
+AT_ONCE = 10
 
 # Seconds that a stretch waits at most, if somebody looks: then all are counted at once.
 WAIT_SEC = 3.0

@@ -46,6 +46,9 @@ INTERVAL_SEC: Final = 0.01
 PARTS: Final = 40
 LONGEST_SEC: Final = 0.5
 
+# For so long the shortest answer is remembered: the way to the server may become a longer one.
+REMEMBERED_SEC: Final = 60.0
+
 # With more lanes than this workers are told to look at everything.
 MOST_LANES: Final = 100
 
@@ -194,6 +197,7 @@ class _Sender:
         self._resting = False
         self._leaving_at: float | None = None
         self._pace = Pace()
+        self._pace_since = float("-inf")
         self._sent_at = 0.0
         self._thread = threading.Thread(target=self._run, name="jobsync-wake-ups", daemon=True)
         _senders.add(self)
@@ -323,6 +327,8 @@ class _Sender:
             text = "" if everything else lanes_text(lanes)
             with contextlib.suppress(StatementFailed):  # the queue of notifications is full: workers are far behind
                 begun = monotonic()
+                if begun - self._pace_since > REMEMBERED_SEC:
+                    self._pace, self._pace_since = Pace(), begun
                 session.execute("SELECT pg_notify($1, $2)", self._channel, text, timeout=ANSWER_SEC)
                 self._pace.answered(monotonic() - begun)
 
@@ -330,7 +336,7 @@ class _Sender:
         if self._session is None:
             self._session = Session(self._config.connection_pool(), -1, _look, ANSWER_SEC, SETUP)
         if not self._session.is_open:
-            self._pace = Pace()  # the server may be another one
+            self._pace_since = float("-inf")  # the server may be another one
             self._session.open()
         return self._session
 

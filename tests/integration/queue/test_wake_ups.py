@@ -281,6 +281,37 @@ def test_each_answer_counts_for_the_pace(
     assert min(answers) > 0
 
 
+def test_the_shortest_answer_is_not_remembered_for_ever_nor_of_another_server(
+    queue: JobQueue, store: Engine, listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[waker.Pace] = []
+
+    class Noted(waker.Pace):
+        def answered(self, seconds: float) -> None:
+            used.append(self)
+            super().answered(seconds)
+
+    def tell() -> None:
+        told = len(used)
+        queue.submit("a")
+        wait_for(lambda: len(used) > told, "the answer")
+
+    monkeypatch.setattr(waker, "Pace", Noted)
+    tell()
+    tell()
+    assert used[-1] is used[-2]
+    run(
+        store,
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE application_name = 'jobsync_orm wake-ups' AND datname = current_database()",
+    )
+    tell()
+    assert used[-1] is not used[-2]
+    monkeypatch.setattr(waker, "REMEMBERED_SEC", 0.0)
+    tell()
+    assert used[-1] is not used[-2]
+
+
 def test_a_transaction_that_never_ends_is_not_looked_at_for_ever(
     queue: JobQueue, store: Engine, listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
