@@ -11,8 +11,11 @@ worker processes each has a job of its own. Nothing here waits in the event loop
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
+from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from jobsync_orm.exceptions import NotRunning
@@ -83,7 +86,8 @@ def jobsync_lifespan(
     async def within(app: App) -> AsyncIterator[dict[str, Any]]:
         # A host for each start: tests start one application several times.
         host = Host(config, options, node_name, wait_on_enter, worker)
-        await _in_thread(host.start_job, host.give_up)
+        with _told_of_signals(host):
+            await _in_thread(host.start_job, host.give_up)
         try:
             setattr(app.state, STATE, host)
             async with nullcontext() if lifespan is None else lifespan(app) as state:
@@ -96,6 +100,35 @@ def jobsync_lifespan(
             await _in_thread(host.stop_job)
 
     return within
+
+
+@contextmanager
+def _told_of_signals(host: Host) -> Iterator[None]:
+    """Have ``host`` give up its start when the process is to end.
+
+    A server takes note of the signal, and then waits for the lifespan to have started: it neither cancels it nor tells
+    it. So its handlers are called as ever, and ``host`` is told besides.
+    """
+    if threading.current_thread() is not threading.main_thread():  # nobody else may set handlers; a test client, say
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    before: dict[int, Callable[[int, FrameType | None], Any]] = {}
+
+    def told(number: int, frame: FrameType | None) -> None:
+        loop.call_soon_threadsafe(host.give_up)
+        before[number](number, frame)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if callable(handler := signal.getsignal(number)):
+            before[number] = handler
+            signal.signal(number, told)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if signal.getsignal(number) is told:
+                signal.signal(number, handler)
 
 
 async def _in_thread(call: Callable[[], object], on_cancel: Callable[[], object] = lambda: None) -> None:

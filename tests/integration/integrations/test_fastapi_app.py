@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import URL, Engine, text
 
 from tests.integration.cluster import wait_for
-from tests.integration.integrations.servers import WebServer, serving
+from tests.integration.integrations.servers import WebServer, free_port, serving
 
 UVICORN = ("-m", "uvicorn", "--app-dir", "examples", "fastapi_app.main:app", "--port", "{port}")
 
@@ -92,3 +92,22 @@ def test_the_other_server_takes_over(database: URL, engine: Engine, tmp_path: Pa
         assert two.end() in (0, -signal.SIGTERM), two.said()  # uvicorn raises the signal again when it has shut down
         with engine.connect() as connection:
             assert connection.scalar(text("SELECT count(*) FROM sync_node")) == 0, two.said()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_database_is_waited_for(number: signal.Signals, database: URL, tmp_path: Path) -> None:
+    (tmp_path / "waiting.py").write_text(
+        "import logging, os\n"
+        "from fastapi import FastAPI\n"
+        "from jobsync_orm import CoordinationConfig\n"
+        "from jobsync_orm.integrations.fastapi import jobsync_lifespan\n"
+        "logging.basicConfig()\n"
+        'config = CoordinationConfig(url=os.environ["DATABASE_URL"])\n'
+        "app = FastAPI(lifespan=jobsync_lifespan(config, wait_on_enter=100_000))\n"
+    )
+    nobody = database.set(host="127.0.0.1", port=free_port())
+    arguments = ("-m", "uvicorn", "waiting:app", "--port", "{port}")
+    with serving(nobody, tmp_path / "log", *arguments, folder=tmp_path) as server:
+        wait_for(lambda: "waiting for the database" in server.said(), "it waits for the database")
+        server.end(number)
+        assert "was stopped while it was starting" in server.said()
