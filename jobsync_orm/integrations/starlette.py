@@ -113,11 +113,11 @@ def _told_of_signals(host: Host) -> Iterator[None]:
         yield
         return
     loop = asyncio.get_running_loop()
-    before: dict[int, Callable[[int, FrameType | None], Any]] = {}
+    before: dict[signal.Signals, Callable[[int, FrameType | None], Any]] = {}
 
     def told(number: int, frame: FrameType | None) -> None:
         loop.call_soon_threadsafe(host.give_up)
-        before[number](number, frame)
+        before[signal.Signals(number)](number, frame)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         if callable(handler := signal.getsignal(number)):
