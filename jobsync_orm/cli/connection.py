@@ -32,8 +32,10 @@ from pathlib import Path
 from typing import Annotated, Any, Concatenate, ParamSpec
 
 import typer
-from sqlalchemy import Engine, NullPool, create_engine
+from sqlalchemy import URL, Engine, NullPool, create_engine
+from sqlalchemy.exc import OperationalError
 
+from jobsync_orm import embedded_guardian
 from jobsync_orm.cli.output import Output
 from jobsync_orm.config import CoordinationConfig
 from jobsync_orm.exceptions import ConfigurationError
@@ -140,8 +142,21 @@ def _cluster(
     engine = create_engine(CoordinationConfig(url=address).sqlalchemy_url(), poolclass=NullPool, connect_args=CONNECT)
     try:
         yield Cluster(engine, names, Operations(engine, names), output)
+    except OperationalError as error:
+        if (folder := _embedded(engine.url)) is None or embedded_guardian.listens(folder):
+            raise
+        raise ConfigurationError(
+            f"the embedded server in {folder} is not running: start a process that uses it, and try again while that "
+            "runs"
+        ) from error
     finally:
         engine.dispose()
+
+
+def _embedded(url: URL) -> str | None:
+    """The folder with the data of an embedded server, which mostly is that of its socket too."""
+    folder = url.query.get("host") or url.host
+    return folder if isinstance(folder, str) and Path(folder, "PG_VERSION").is_file() else None
 
 
 @contextmanager

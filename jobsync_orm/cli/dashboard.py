@@ -13,6 +13,7 @@ import typer
 from sqlalchemy import create_engine
 
 from jobsync_orm.cli.connection import Cluster, on_cluster
+from jobsync_orm.cli.output import INTERRUPTED
 from jobsync_orm.exceptions import ConfigurationError
 
 __all__ = ["dashboard"]
@@ -75,6 +76,8 @@ def dashboard(
             sys.stdout.flush()
             config = uvicorn.Config(app, root_path=root_path, log_config=None, access_log=False, server_header=False)
             uvicorn.Server(config).run(sockets=[listener])
+    except KeyboardInterrupt:  # uvicorn has stopped in order, and passes it on
+        raise typer.Exit(INTERRUPTED) from None
     finally:
         engine.dispose()
 

@@ -62,6 +62,9 @@ def add(
     creator = created_by or whoever()
     add_pin(cluster.engine, cluster.names, task, patterns, created_by=creator, reason=reason, expires_in_days=days)
     _explain(cluster, explain(cluster.engine, cluster.names, task))
+    for pattern in patterns:
+        if "*" in pattern and "%" not in pattern:
+            cluster.output.note(f"{pattern!r} means a node with a * in its name: patterns are SQL LIKE, write % for *")
 
 
 @app.command()

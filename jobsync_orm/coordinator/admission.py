@@ -39,6 +39,8 @@ def refusal(lost: SessionLost, config: CoordinationConfig) -> ConfigurationError
     if not _REFUSED.search(str(lost)):
         return None
     url = config.sqlalchemy_url().render_as_string(hide_password=True)
+    if config.url is None and config.engine is None and config.sqlalchemy_url() == type(config)().sqlalchemy_url():
+        url = f"{url} (the defaults, since no url was given)"
     return ConfigurationError(f"{url}: {lost}")
 
 

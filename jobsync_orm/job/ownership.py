@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from time import clock_gettime
 from typing import Any
 
 from jobsync_orm.coordinator.clock import CLOCK
 from jobsync_orm.coordinator.view import View
 from jobsync_orm.job.life import Life
+from jobsync_orm.logs import fields
 from jobsync_orm.tasks import Task
 
 __all__ = ["OwnershipCalls"]
 
+logger = logging.getLogger("jobsync_orm")
+
 
 class OwnershipCalls(Life):
     """See :class:`~jobsync_orm.Job`."""
+
+    _said_no = False
 
     def can_claim_task(self, task: Task | Any) -> bool:
         """Whether this node may work on ``task`` now.
@@ -31,7 +37,7 @@ class OwnershipCalls(Life):
         Returns
         -------
         bool
-            True in standalone mode. False before ``start`` and after ``stop``.
+            True in standalone mode. False before ``start`` (which the log says once) and after ``stop``.
 
         Raises
         ------
@@ -43,12 +49,23 @@ class OwnershipCalls(Life):
         token = self._token_of(task.id if type(task) is Task else task)
         coordinator = self._coordinator
         if coordinator is None:
-            return self.coordination_config is None
+            return self.coordination_config is None or self._says_no()
         view = coordinator.ownership.view
         if clock_gettime(CLOCK) < view.valid_until:
             return view.owned[token] == 1
         self.check_process()
         return coordinator.ownership.decide(token)
+
+    def _says_no(self) -> bool:
+        """False, and once for each job a word about it: no error, since programs ask while they start and stop."""
+        if not self._said_no:
+            self._said_no = True
+            logger.warning(
+                "%s was never started; it says no to everything: use `with Job(...) as job:` or job.start()",
+                self.node_name,
+                extra=fields("not_started", self.node_name),
+            )
+        return False
 
     def task_to_token(self, task_id: Any) -> int:
         """The token ``task_id`` hashes to, in ``[0, total_tokens)``."""

@@ -41,6 +41,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -295,7 +297,6 @@ def _settle(connection: Connection, cluster: Target) -> tuple[int, str]:
 
 
 def _run(connection: Connection, cluster: Target, command: str, revision: str) -> None:
-    import alembic.context
     from alembic import command as commands
     from alembic.util import CommandError
 
@@ -306,12 +307,7 @@ def _run(connection: Connection, cluster: Target, command: str, revision: str) -
             "jobsync_orm does not know: install a newer one"
         )
     total_tokens, hash_function = _settle(connection, cluster)
-    with _alembic:
-        if getattr(alembic.context, "config", None) is not None:
-            raise ConfigurationError(
-                f"migrate.{command} was called while another Alembic environment runs in this process; "
-                "Alembic cannot nest them: call it before or after"
-            )
+    with _alembic, _set_aside():
         config = _config()
         config.attributes.update(
             connection=connection,
@@ -325,6 +321,25 @@ def _run(connection: Connection, cluster: Target, command: str, revision: str) -
             raise ConfigurationError(
                 f"revision={revision!r}: {error}. Known are {', '.join(_known_revisions())}, head and base"
             ) from error
+
+
+@contextmanager
+def _set_aside() -> Iterator[None]:
+    """Give the application's ``env.py`` or migration, if this runs inside one, its environment back afterwards.
+
+    Alembic keeps environment and operations behind names of two modules. The library's migrations take these names, and
+    at their end they are removed.
+    """
+    import alembic.context
+    import alembic.op
+
+    theirs = [getattr(module, "_proxy", None) for module in (alembic.context, alembic.op)]
+    try:
+        yield
+    finally:
+        for proxy in theirs:
+            if proxy is not None:
+                proxy._install_proxy()
 
 
 def _config() -> Config:

@@ -167,7 +167,7 @@ class BulkCalls(EnqueueCalls):
                     ids, state = self._bulk.of_a_type(connection, columns | trace_column(span), rows)
                     span.written(ids)
             except DBAPIError as error:
-                if (told := self._not_ready(error)) is None:
+                if (told := self._not_ready(error, callers=True)) is None:
                     raise
                 raise told from error
             self.audience.tell(JobsEnqueued(columns["type"], len(ids)))
@@ -196,7 +196,7 @@ class BulkCalls(EnqueueCalls):
                     ids, new = self._bulk.of_many(connection, given, trace_column(span))
                     span.written(ids)
             except DBAPIError as error:
-                if (told := self._not_ready(error)) is None:
+                if (told := self._not_ready(error, callers=True)) is None:
                     raise
                 raise told from error
             if self.audience.active:

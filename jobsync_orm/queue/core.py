@@ -154,13 +154,18 @@ class QueueCore:
                 raise
             raise told from error
 
-    def _not_ready(self, error: DBAPIError) -> SchemaNotReady | None:
-        """What to say of an error that there is because the library's own tables are missing, or older."""
+    def _not_ready(self, error: DBAPIError, callers: bool = False) -> SchemaNotReady | None:
+        """What to say of an error that there is because the library's own tables are missing, or older.
+
+        ``callers``: it has ended a transaction that is the caller's.
+        """
         state, message = sqlstate(error.orig), str(error.orig)
         ours = (self.names.bare("job"), self.names.bare("token_of"), self.names.schema or "", *NEWEST_COLUMNS)
         if state not in MISSING or not any(name and name in message for name in ours):
             return None
         told = not_ready(self.config)
+        if not callers:
+            return told
         return SchemaNotReady(f"{told}. PostgreSQL has ended the transaction in which they were needed: roll it back")
 
     def async_engine(self) -> AsyncEngine:

@@ -260,7 +260,7 @@ class EnqueueCalls(QueueCore):
                 span.written([job.id])
                 return job
         except DBAPIError as error:
-            if (told := self._not_ready(error)) is None:
+            if (told := self._not_ready(error, callers=True)) is None:
                 raise
             raise told from error
 

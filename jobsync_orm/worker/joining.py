@@ -78,7 +78,12 @@ class Joining:
             See :meth:`reach` and :meth:`Job.start() <jobsync_orm.Job.start>`.
         """
         if self._node_name is not None:
-            return self._started(self._node_name, self._enter_sec)
+            try:
+                return self._started(self._node_name, self._enter_sec)
+            except NodeNameInUse as error:
+                raise NodeNameInUse(
+                    f"{error}. Leave node_name out, and each process takes a name of its own"
+                ) from error
         if self._config.create_tables:
             from jobsync_orm import migrate
 

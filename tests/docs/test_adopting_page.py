@@ -133,3 +133,10 @@ def test_autogenerate_has_nothing_to_say_afterwards(application: Application) ->
     config = application.alembic(application.after())
     command.upgrade(config, "head")
     command.check(config)
+
+
+def test_the_librarys_tables_come_first_wherever_the_migrations_run(application: Application) -> None:
+    migrate.downgrade(application.before["engine"])
+    application.migration(SMALL)
+    command.upgrade(application.alembic(application.before), "head")
+    assert "token_id" in application.columns()

@@ -33,6 +33,7 @@ OF_THE_SERVER = (
     "sorry, too many clients already",
     "remaining connection slots are reserved",
     'prepared statement "_pg3_0" does not exist',
+    "function sync_token_of(text) does not exist",
 )
 
 GAP = "\0"

@@ -9,8 +9,12 @@ import threading
 import time
 from typing import Any
 
+import alembic.context
+import alembic.op
 import pytest
 from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.operations import Operations
 from alembic.runtime.environment import EnvironmentContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import URL, Engine, NullPool, create_engine, func, select, text
@@ -321,13 +325,24 @@ def test_upgrade_without_the_right_to_create_says_so(empty: Engine, role: Role) 
         migrate.upgrade(engine, schema="mine")
 
 
-def test_within_another_alembic_environment_it_is_refused(empty: Engine) -> None:
+def test_within_the_applications_environment(empty: Engine) -> None:
     config = Config()
     config.set_main_option("script_location", str(migrate.migrations_path()))
-    theirs = EnvironmentContext(config, ScriptDirectory.from_config(config))
-    with theirs, pytest.raises(ConfigurationError, match="while another Alembic environment runs"):
+    with EnvironmentContext(config, ScriptDirectory.from_config(config)):
         migrate.upgrade(empty)
-    migrate.upgrade(empty)
+        assert alembic.context.config is config
+        with pytest.raises(ConfigurationError, match="Known are"):
+            migrate.upgrade(empty, revision="none")
+        assert alembic.context.config is config
+        with empty.connect() as connection:
+            alembic.context.configure(connection=connection)
+    assert not hasattr(alembic.context, "config")
+
+
+def test_within_a_migration_of_the_application(empty: Engine) -> None:
+    with empty.connect() as connection, Operations.context(MigrationContext.configure(connection)):
+        migrate.upgrade(empty)
+        assert alembic.op.get_bind() is connection
 
 
 def test_the_applications_own_version_is_not_touched(empty: Engine) -> None:

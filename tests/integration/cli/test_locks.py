@@ -112,3 +112,10 @@ def test_as_a_process(database: URL) -> None:
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert "give --yes" in done.stderr
+
+
+def test_a_star_is_no_wildcard(database: URL) -> None:
+    assert run("locks", "add", "big", "gpu-%", "%*", url=database).stderr == ""
+    assert run("locks", "add", "big", "%", "gpu-*", url=database).stderr == (
+        "'gpu-*' means a node with a * in its name: patterns are SQL LIKE, write % for *\n"
+    )

@@ -168,4 +168,5 @@ def test_tables_that_are_missing_are_one_line(empty_database: URL) -> None:
         done = run("queue", *arguments, url=empty_database)
         assert done.exit_code == 2, arguments
         assert "jobsync-orm db upgrade" in done.stderr
+        assert "roll it back" not in done.stderr  # there is no transaction of the caller's
         assert done.stderr.count("\n") == 1

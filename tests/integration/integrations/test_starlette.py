@@ -19,7 +19,16 @@ from starlette.responses import JSONResponse
 from starlette.routing import Mount, Route
 from starlette.testclient import TestClient
 
-from jobsync_orm import ConfigurationError, CoordinationConfig, Job, JobQueue, JobWorker, NotRunning, RevokeEvent
+from jobsync_orm import (
+    ConfigurationError,
+    CoordinationConfig,
+    Job,
+    JobQueue,
+    JobWorker,
+    NodeNameInUse,
+    NotRunning,
+    RevokeEvent,
+)
 from jobsync_orm.integrations.fastapi import CurrentJob, current_host, current_job, health_router, jobsync_lifespan
 from jobsync_orm.integrations.hosted import Host
 from jobsync_orm.integrations.starlette import health_routes
@@ -237,6 +246,15 @@ def test_cancelled_while_it_waits_for_others(config: CoordinationConfig, engine:
 
     asyncio.run(main())
     assert nodes(engine) == []
+
+
+def test_a_name_given_to_several_processes(config: CoordinationConfig) -> None:
+    with (
+        TestClient(shop(jobsync_lifespan(config, node_name="web"))),
+        pytest.raises(NodeNameInUse, match="Leave node_name out, and each process takes a name of its own"),
+        TestClient(shop(jobsync_lifespan(config, node_name="web", wait_on_enter=1))),
+    ):
+        pass
 
 
 class TestRefused:

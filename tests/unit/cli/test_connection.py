@@ -29,6 +29,18 @@ def run(*arguments: str, environment: str | None = None) -> Result:
     return CliRunner().invoke(app, arguments, env={"JOBSYNC_DATABASE_URL": environment})
 
 
+def run_look(*arguments: str) -> Result:
+    """A command that asks the database."""
+    app = typer.Typer()
+
+    @app.command()
+    @on_cluster
+    def look(cluster: Cluster) -> None:
+        cluster.operations.status()
+
+    return CliRunner().invoke(app, arguments)
+
+
 def found(*arguments: str, environment: str | None = None) -> list[str | None]:
     done = run(*arguments, "--json", environment=environment)
     assert done.exit_code == 0, done.stderr
@@ -108,15 +120,20 @@ def test_a_file_that_is_not_there() -> None:
 
 
 def test_no_password_is_printed_when_the_server_is_away() -> None:
-    app = typer.Typer()
-
-    @app.command()
-    @on_cluster
-    def look(cluster: Cluster) -> None:
-        cluster.operations.status()
-
     for more in ([], ["--json"]):
-        done = CliRunner().invoke(app, ["--url", f"postgresql://u:{SECRET}@127.0.0.1:1/d", *more])
+        done = run_look("--url", f"postgresql://u:{SECRET}@127.0.0.1:1/d", *more)
         assert done.exit_code == 2
         assert "127.0.0.1" in done.stderr
         assert SECRET not in done.stderr
+
+
+def test_an_embedded_server_that_does_not_run_is_named(folder: Path) -> None:
+    (folder / "PG_VERSION").write_text("17\n")
+    done = run_look("--url", f"postgresql://postgres@/postgres?host={folder}")
+    assert done.exit_code == 2
+    assert done.stderr == (
+        f"error: the embedded server in {folder} is not running: start a process that uses it, and try again while "
+        "that runs\n"
+    )
+    (folder / "PG_VERSION").unlink()
+    assert "the embedded server" not in run_look("--url", f"postgresql://postgres@/postgres?host={folder}").stderr
