@@ -67,23 +67,23 @@ class Acting:
         return Json({"said": await self._bench.do(partial(self._do, name, body, who))})
 
     def _do(self, name: str, body: dict[str, Any], who: str) -> str:
-        extra = fields("dashboard_action", body["node"] if isinstance(body.get("node"), str) else None)
+        node = body["node"] if isinstance(body.get("node"), str) else None
         try:
             outcome = self._actions[name](body, who)
         except (JobsyncError, HTTPException) as error:
             why = error.detail if isinstance(error, HTTPException) else error
-            logger.warning("%r was refused to %s %r: %s", who, name, body, why, extra=extra)
+            logger.warning("%r was refused to %s %r: %s", who, name, body, why, extra=fields("dashboard_action", node))
             raise
         except Exception as error:
             logger.warning(
                 "%r wanted to %s %r, and whether it was done is not known: %s",
                 *(who, name, body, getattr(error, "orig", error)),
-                extra=extra,
+                extra=fields("dashboard_action", node),
             )
             raise
         finally:
             self._done()
-        logger.info("%r did %s %r: %s", who, name, body, outcome, extra=extra)
+        logger.info("%r did %s %r: %s", who, name, body, outcome, extra=fields("dashboard_action", node))
         return outcome
 
     def _retry(self, body: dict[str, Any], who: str) -> str:

@@ -197,7 +197,8 @@ def test_a_large_table_is_counted_a_few_stretches_at_a_time(engine: Engine) -> N
 
     assert looks() == [(total, 0, 0, True)] * 3
     # A plan gives some away at once and marks others, far apart.
-    given, marked = f"token_id >= {total - 5}", "token_id < 3 OR token_id = 200000"
+    far = 2 * AT_ONCE * STRETCH - 1
+    given, marked = f"token_id >= {total - 5}", f"token_id < 3 OR token_id = {far}"
     write(
         f"UPDATE sync_token SET node = 'b', epoch = 8 WHERE {given}",
         f"UPDATE sync_token SET next_node = 'b', next_epoch = 8 WHERE {marked}",
@@ -207,7 +208,7 @@ def test_a_large_table_is_counted_a_few_stretches_at_a_time(engine: Engine) -> N
     assert looks() == [(total, 0, 3, False), (total, 0, 4, False), (total - 5, 5, 4, True)]
     assert looks() == [(total - 5, 5, 4, True)] * 3
     # The owner releases one: no other epoch, and it is seen with the next look.
-    write("UPDATE sync_token SET node = 'b', next_node = NULL, next_epoch = NULL WHERE token_id = 200000")
+    write(f"UPDATE sync_token SET node = 'b', next_node = NULL, next_epoch = NULL WHERE token_id = {far}")
     assert looks() == [(total - 6, 6, 3, True)] * 3
     # A cluster formed anew has another incarnation, and an epoch that may be any.
     write(
