@@ -279,11 +279,16 @@ def test_others_cannot_connect(place: Place, server: Server) -> None:
 
 def test_run_again_it_takes_away_what_is_too_much(place: Place) -> None:
     with place.owner.begin() as connection:
-        for kind, right in (("worker", "DELETE ON sync_token"), ("monitor", "SELECT ON sync_job")):
+        for kind, right in (
+            ("worker", "DELETE ON sync_token"),
+            ("worker", "UPDATE ON sync_job_id_seq"),
+            ("monitor", "SELECT ON sync_job"),
+            ("monitor", "USAGE ON sync_job_id_seq"),
+        ):
             connection.execute(text(f"GRANT {right} TO {quote(place.names[kind])}".replace(":", r"\:")))
     grant(place)
-    denied(place.worker, "DELETE FROM sync_token")
-    denied(place.monitor, "SELECT payload FROM sync_job")
+    denied(place.worker, "DELETE FROM sync_token", "SELECT setval('sync_job_id_seq', 1)")
+    denied(place.monitor, "SELECT payload FROM sync_job", "SELECT nextval('sync_job_id_seq')")
 
 
 def test_tables_that_another_role_has_made(server: Server) -> None:
@@ -298,6 +303,10 @@ def test_tables_that_another_role_has_made(server: Server) -> None:
         number, all_mine = connection.execute(mine, (owner,)).fetchone() or (0, False)
         assert number > len(TABLES)
         assert all_mine
+        functions = (
+            "SELECT bool_and(pg_get_userbyid(proowner) = %s) FROM pg_proc WHERE proname IN ('x_token_of', 'x_hold')"
+        )
+        assert connection.execute(functions, (owner,)).fetchone() == (True,)
         connection.execute(f"SET ROLE {worker}".encode())
         connection.execute('SELECT 1 FROM "J \'o:bs".x_job')
         connection.execute("RESET ROLE")
