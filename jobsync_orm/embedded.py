@@ -12,18 +12,21 @@ started with the server stops it (see :mod:`jobsync_orm.embedded_guardian`).
 A forked child is no user of its parent's server until it calls ``server_url`` itself.
 
 PostgreSQL does not run as root: there the server runs as the system user ``pgserver``, which the wheel creates, and the
-folders above the data are opened for it to pass.
+folders above the data are opened for it to pass: everybody may go through them then, to what is open in them, but nobody
+may list them who could not before. The log says which.
 """
 
 from __future__ import annotations
 
 import atexit
 import fcntl
+import logging
 import os
 import pwd
 import re
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -40,6 +43,7 @@ from sqlalchemy import URL
 
 from jobsync_orm import embedded_guardian
 from jobsync_orm.exceptions import EmbeddedUnavailable
+from jobsync_orm.logs import fields
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -52,6 +56,11 @@ _PATIENCE = 60
 # A UNIX socket's path has room for 107 bytes on Linux and 103 elsewhere.
 _LONGEST_SOCKET = 100
 _PLAIN = re.compile(r"[A-Za-z0-9_./-]+")
+
+# For group and others: to go through a folder whose contents stay hidden.
+_PASS = stat.S_IXGRP | stat.S_IXOTH
+
+logger = logging.getLogger("jobsync_orm")
 
 _guard = threading.Lock()
 
@@ -180,9 +189,11 @@ def _start(folder: Path) -> bool:
         draft = folder.parent / f".{folder.name}.new"
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(mode=0o700)
-        _describe(draft).ensure_pgdata_inited()
+        with _passable(server, folder):
+            _describe(draft).ensure_pgdata_inited()
         draft.rename(folder)
-    server.ensure_pgdata_inited()  # opens the way to the data, where the server has a system user of its own
+    with _passable(server, folder):
+        server.ensure_pgdata_inited()  # opens the way to the data, where the server has a system user of its own
     if _PLAIN.fullmatch(str(folder)) and len(str(folder / ".s.PGSQL.5432")) <= _LONGEST_SOCKET:
         sockets = folder
     else:
@@ -195,6 +206,36 @@ def _start(folder: Path) -> bool:
         return True
     _remove_sockets(folder, sockets)
     return False
+
+
+@contextmanager
+def _passable(server: Any, folder: Path) -> Iterator[None]:
+    """Leave the folders above data and programs with the right to pass them, where the wheel gives all to read them too.
+
+    It does so in the block, for root. If this process stops there, they stay readable.
+    """
+    if server.system_user is None:
+        yield
+        return
+    before = {above: above.stat().st_mode for path in (folder, server.bin_path) for above in path.parents}
+    opened = []
+    try:
+        yield
+    finally:
+        for above, mode in before.items():
+            wanted = mode | _PASS
+            if above.stat().st_mode != wanted:
+                above.chmod(stat.S_IMODE(wanted))
+            if wanted != mode:
+                opened.append(str(above))
+    if opened:
+        logger.warning(
+            "the embedded PostgreSQL runs as the user %s, since it does not run as root; for it everybody may pass, but not "
+            "list: %s",
+            server.system_user,
+            ", ".join(opened),
+            extra=fields("folders_opened"),
+        )
 
 
 def _start_guardian(server: Any, folder: Path, sockets: Path) -> None:

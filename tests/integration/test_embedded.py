@@ -423,3 +423,24 @@ def test_config_embedded_end_to_end(folder: Path, user: Callable[..., User]) -> 
         time.sleep(0.05)
     two.leave()
     assert postmaster(folder) is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's server runs as another user")
+def test_private_folders_above_the_data_can_be_passed_but_not_listed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+    try:
+        with psycopg.connect(embedded.server_url(private / "app" / "pg").set(drivername="postgresql").render_as_string()):
+            pass
+    finally:
+        embedded.stop(private / "app" / "pg")
+    assert private.stat().st_mode & 0o777 == 0o711
+    (said,) = [record for record in caplog.records if getattr(record, "event", "") == "folders_opened"]
+    assert str(private) in said.getMessage()
+    again = len(caplog.records)
+    embedded.server_url(private / "app" / "pg")
+    embedded.stop(private / "app" / "pg")
+    assert private.stat().st_mode & 0o777 == 0o711
+    assert caplog.records[again:] == []
