@@ -12,8 +12,8 @@ started with the server stops it (see :mod:`jobsync_orm.embedded_guardian`).
 A forked child is no user of its parent's server until it calls ``server_url`` itself.
 
 PostgreSQL does not run as root: there the server runs as the system user ``pgserver``, which the wheel creates, and the
-folders above the data are opened for it to pass: everybody may go through them then, to what is open in them, but nobody
-may list them who could not before. The log says which.
+folders above the data are opened for it to pass: everybody may go through them then, to what is open in them, but
+nobody may list them who could not before. The log says which.
 """
 
 from __future__ import annotations
@@ -210,9 +210,9 @@ def _start(folder: Path) -> bool:
 
 @contextmanager
 def _passable(server: Any, folder: Path) -> Iterator[None]:
-    """Leave the folders above data and programs with the right to pass them, where the wheel gives all to read them too.
+    """Leave the folders above data and programs passable, where the wheel lets everybody read them too.
 
-    It does so in the block, for root. If this process stops there, they stay readable.
+    It does that in the block, for root. If this process stops there, they stay readable.
     """
     if server.system_user is None:
         yield
@@ -230,8 +230,8 @@ def _passable(server: Any, folder: Path) -> Iterator[None]:
                 opened.append(str(above))
     if opened:
         logger.warning(
-            "the embedded PostgreSQL runs as the user %s, since it does not run as root; for it everybody may pass, but not "
-            "list: %s",
+            "the embedded PostgreSQL runs as the user %s, as it may not be root; for it everybody may pass, but "
+            "not list: %s",
             server.system_user,
             ", ".join(opened),
             extra=fields("folders_opened"),

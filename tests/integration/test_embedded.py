@@ -432,7 +432,9 @@ def test_private_folders_above_the_data_can_be_passed_but_not_listed(
     private = tmp_path / "private"
     private.mkdir(mode=0o700)
     try:
-        with psycopg.connect(embedded.server_url(private / "app" / "pg").set(drivername="postgresql").render_as_string()):
+        with psycopg.connect(
+            embedded.server_url(private / "app" / "pg").set(drivername="postgresql").render_as_string()
+        ):
             pass
     finally:
         embedded.stop(private / "app" / "pg")

@@ -202,8 +202,10 @@ def test_jobs_are_enqueued_and_their_handlers_work_through_a_pooler(
 
 def test_a_process_that_only_enqueues_may_have_no_other_way(database: URL, pool: Engine) -> None:
     """Workers hear of its jobs, and nothing it sets is left to others."""
-    with create_engine(database, isolation_level="AUTOCOMMIT").connect() as connection:
+    engine = create_engine(database, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
         connection.execute(text(f'ALTER DATABASE "{database.database}" SET synchronous_commit = local'))
+    engine.dispose()
     queue, producer = JobQueue(CoordinationConfig(url=database, **QUICK)), JobQueue(engine=pool)
     queue.register("note", lambda ctx: None)
     with JobWorker(queue, 1, poll_sec=3600):

@@ -314,5 +314,5 @@ def test_an_application_that_has_all_connections(engine: Engine) -> None:
             answer = client.request("GET", path)
             assert answer.status_code == 503, path
             assert "no connection to the database is free" in answer.text
-    busy.dispose()
     assert client.get("api/jobs")
+    busy.dispose()
