@@ -35,7 +35,9 @@ class Terminal:
     def end(self, number: signal.Signals) -> str:
         self.process.send_signal(number)
         lines, errors = self.process.communicate(timeout=60)
-        assert (self.process.returncode, errors) == (0, "")
+        # Root's server runs as another user, and says what it has opened for it.
+        others = [line for line in errors.splitlines() if "everybody may pass" not in line]
+        assert (self.process.returncode, others) == (0, [])
         return lines
 
 
