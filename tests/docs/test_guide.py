@@ -237,7 +237,7 @@ class Exchange:
         self.loop.close()
 
 
-@pytest.mark.slow
+@pytest.mark.load
 def test_feeds_of_workers_that_are_killed_and_paused(empty_database: URL, tmp_path: Path) -> None:
     exchange = Exchange()
     with running("websocket.md", empty_database, tmp_path, EXCHANGE=exchange.url) as (program, engine):
