@@ -31,12 +31,12 @@ younger jobs.
 | cancel, reprioritise | the job | done or not |
 | retry | the job, then its idempotency key (waits for who writes a live job of the same) | done or not |
 | cancel_many, cancel_each | up to 1,000 jobs (skip), in order of their ids | the batches so far are done; call again |
-| retry_many, retry_each | the same, then their idempotency keys (waits) | the batches so far are done; call again |
+| retry_many, retry_each | the same, then their idempotency keys: see :mod:`jobsync_orm.queue.batches` | the same |
 | pause, resume | the row of the pause | done or not |
 | paused, holder | nothing | nothing |
 
-A job is waited for only while somebody writes it; ``*_many`` leave such a job out, ``*_each`` wait for it by
-itself, after its batch.
+A job is waited for only while somebody writes it, or a live job with its idempotency key. ``*_many`` leave such a job
+out, ``*_each`` wait for it last of all, by itself, and not for long: of one that stays in somebody's hands they say so.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ from jobsync_orm.claims import finished
 from jobsync_orm.coordinator.session import array
 from jobsync_orm.exceptions import InvalidJob, JobConflict, UnknownJob
 from jobsync_orm.models.states import LIVE, JobState
+from jobsync_orm.queue.batches import alone, in_batches
 from jobsync_orm.queue.control_statements import BATCH, RETRIABLE, ControlStatements
 from jobsync_orm.queue.core import QueueCore
 from jobsync_orm.queue.new_jobs import Enqueued, id_of
@@ -226,7 +227,14 @@ class ControlCalls(QueueCore):
         """
         if type is None and state is None:
             raise InvalidJob("cancel_many needs type=... or state=..., so that it does not empty the queue by mistake")
-        return self._many(self._control.cancel_many, type, states_among(LIVE, state))
+        chosen = self._chosen(type, states_among(LIVE, state))
+        after = changed = 0
+        while True:
+            number, last, count, _ = self._read(self._control.cancel_many, {**chosen, "after": after})[0]
+            changed += int(count)
+            if number < BATCH:
+                return changed
+            after = last
 
     async def cancel_many_async(
         self, *, type: str | None = None, state: JobState | str | Iterable[JobState | str] | None = None
@@ -256,7 +264,13 @@ class ControlCalls(QueueCore):
         InvalidJob
             ``state`` is another one.
         """
-        return self._many(self._control.retry_many, type, states_among(RETRIABLE, state))
+        chosen = self._chosen(type, states_among(RETRIABLE, state))
+        last = changed = 0
+        while ids := [id for (id,) in self._read(self._control.page, {**chosen, "after": last})]:
+            for done in in_batches(self._autocommit, self._control.retry_many, ids, {"states": chosen["states"]}):
+                changed += sum(row[1] is not None for row in done.rows.values())
+            last = ids[-1]
+        return changed
 
     async def retry_many_async(
         self, type: str | None = None, *, state: JobState | str | Iterable[JobState | str] = JobState.FAILED
@@ -276,50 +290,38 @@ class ControlCalls(QueueCore):
         ------
         tuple of int and JobState or error
             Of each job, its id, and what :meth:`cancel` would have returned or raised. Batch after batch: what has not
-            been taken from here yet may not have been done.
+            been taken from here yet may not have been done. Last come those that another transaction was writing; if it
+            goes on for more than ten seconds, a JobConflict says so.
         """
-        for batch, found, _ in self._batches(self._control.cancel_each, ids):
-            for id in batch:
-                if id not in found:  # somebody is writing it, or there is none
-                    yield id, _outcome(self.cancel, id)
-                    continue
-                before, after, *_ = found[id]
-                gone = after is None and before in (JobState.COMPLETED, JobState.FAILED)
-                yield id, _nothing_to_cancel(id, JobState(before)) if gone else JobState(after or before)
+        statements = self._control.cancel_each, self._control.cancel_waiting
+        return self._each(statements, ids, _of_cancelling)
 
     def retry_each(self, ids: Iterable[int | Enqueued]) -> Iterator[tuple[int, JobState | UnknownJob | JobConflict]]:
         """:meth:`retry` many jobs, a thousand at a time; as :meth:`cancel_each`.
 
         Of several with one idempotency key the oldest is retried.
         """
-        for batch, found, again in self._batches(self._control.retry_each, ids):
-            for id in batch:
-                if id not in found:
-                    yield id, _outcome(self.retry, id)
-                    continue
-                before, after, type, key = found[id]
-                if after is not None:
-                    yield id, JobState(after)
-                elif again and before in (JobState.PENDING, JobState.BLOCKED):
-                    yield id, JobState(before)  # by the first sending, whose answer was lost
-                elif before in RETRIABLE:
-                    yield id, _key_taken(id, "a live job", type, key)
-                else:
-                    yield id, _not_retriable(id, JobState(before))
+        statements = self._control.retry_each, self._control.retry_waiting
+        return self._each(statements, ids, _of_retrying)
 
-    def _batches(
-        self, statement: TextClause, ids: Iterable[int | Enqueued]
-    ) -> Iterator[tuple[list[int], dict[int, Row], bool]]:
-        """Execute ``statement`` for each batch: its ids, what it found by id, and whether it was sent twice."""
-        left = sorted({id_of(id) for id in ids})
-        for start in range(0, len(left), BATCH):
-            batch = left[start : start + BATCH]
-            try:
-                rows, again = self._autocommit.repeat(statement, {"ids": array(batch)})
-            except IntegrityError:  # a job of one of their idempotency keys has been enqueued at this moment
-                yield batch, {}, False
-            else:
-                yield batch, {row[0]: row[1:5] for row in rows}, again
+    def _each(
+        self,
+        statements: tuple[TextClause, TextClause],
+        ids: Iterable[int | Enqueued],
+        outcome: Callable[[int, Row, bool], JobState | JobConflict],
+    ) -> Iterator[tuple[int, JobState | UnknownJob | JobConflict]]:
+        """Execute the first of ``statements`` for all, then the second for those that somebody else has."""
+        in_hands: list[int] = []
+        for done in in_batches(self._autocommit, statements[0], sorted({id_of(id) for id in ids}), {}):
+            in_hands += [id for id in done.ids if id not in done.rows]
+            for id in (id for id in done.ids if id in done.rows):
+                yield id, outcome(id, done.rows[id], done.again)
+        for last in alone(self._autocommit, statements[1], in_hands):
+            if isinstance(last, int):
+                yield last, _in_hands(last)
+                continue
+            (id,) = last.ids
+            yield id, outcome(id, last.rows[id], last.again) if last.rows else UnknownJob(f"there is no job {id}")
 
     def pause(self, type: str | None = None, reason: str | None = None) -> None:
         """Have no more jobs taken, of one type or of all. What runs goes on, and jobs may be enqueued.
@@ -381,32 +383,33 @@ class ControlCalls(QueueCore):
         before, after = rows[0][0], rows[0][1]
         return JobState(before), None if after is None else JobState(after), again
 
-    def _many(self, statement: TextClause, type: str | None, states: Iterable[JobState]) -> int:
-        """Execute ``statement`` for one batch after the other; how many jobs it has changed."""
+    def _chosen(self, type: str | None, states: Iterable[JobState]) -> dict[str, object]:
+        """Which jobs the ``*_many`` forms mean."""
         newest = self._read(self._control.newest, {})[0][0]
-        values = {"type": None if type is None else job_type(type), "states": array(states), "last": newest or 0}
-        after = changed = 0
-        while True:
-            number, last, count, _ = self._batch(statement, {**values, "after": after})
-            changed += int(count)
-            if number < BATCH:
-                return changed
-            after = last
-
-    def _batch(self, statement: TextClause, values: Mapping[str, object]) -> Row:
-        for _ in range(TRIES):
-            try:
-                return self._read(statement, values)[0]
-            except IntegrityError as error:  # a job of one of their idempotency keys has been enqueued at this moment
-                refused = error
-        raise refused
+        return {"type": None if type is None else job_type(type), "states": array(states), "last": newest or 0}
 
 
-def _outcome(steer: Callable[[int], JobState], id: int) -> JobState | UnknownJob | JobConflict:
-    try:
-        return steer(id)
-    except (UnknownJob, JobConflict) as refused:
-        return refused
+def _of_cancelling(id: int, row: Row, again: bool) -> JobState | JobConflict:
+    before, after, *_ = row
+    if after is None and before in (JobState.COMPLETED, JobState.FAILED):
+        return _nothing_to_cancel(id, JobState(before))
+    return JobState(after or before)
+
+
+def _of_retrying(id: int, row: Row, again: bool) -> JobState | JobConflict:
+    before, after, type, key, *_ = row
+    if after is not None:
+        return JobState(after)
+    if again and before in (JobState.PENDING, JobState.BLOCKED):
+        return JobState(before)  # by the first sending, whose answer was lost
+    return _key_taken(id, "a live job", type, key) if before in RETRIABLE else _not_retriable(id, JobState(before))
+
+
+def _in_hands(id: int) -> JobConflict:
+    return JobConflict(
+        f"job {id} is left as it is: a transaction that has not ended has written it, or a job with its idempotency "
+        "key; try again when that one has ended (jobsync-orm doctor names those that are open for long)"
+    )
 
 
 def _nothing_to_cancel(id: int, state: JobState) -> JobConflict:

@@ -69,21 +69,19 @@ class ControlStatements:
         self.reprioritise = one("priority = :priority", f"seen.state IN {among(WAITING)}")
 
         # Up to so many jobs after :after, of those that were there when the call began.
-        chosen = f"""
-            SELECT id, type, idempotency_key, state FROM {job}
-            WHERE id > :after AND id <= :last AND state = ANY ({listed("states", "text")})
-                AND (CAST(:type AS text) IS NULL OR type = :type)
-            ORDER BY id LIMIT {BATCH} FOR UPDATE SKIP LOCKED"""
-        answer = """
-            SELECT (SELECT count(*) FROM picked), (SELECT max(id) FROM picked), (SELECT count(*) FROM changed),
-                (SELECT %s FROM changed LIMIT 1)"""
+        fitting = f"""id > :after AND id <= :last AND state = ANY ({listed("states", "text")})
+                AND (CAST(:type AS text) IS NULL OR type = :type)"""
+        chosen = f"SELECT id, state FROM {job} WHERE {fitting} ORDER BY id LIMIT {BATCH} FOR UPDATE SKIP LOCKED"
         self.newest = text(f"SELECT max(id) FROM {job}")
         cancelled = f"""
             changed AS (
                 UPDATE {job} j SET {cancelling} FROM picked
                 WHERE j.id = picked.id AND NOT j.cancel_requested AND picked.state IN {among(LIVE)}
                 RETURNING j.id, j.state)"""
-        self.cancel_many = text(f"WITH picked AS MATERIALIZED ({chosen}), {cancelled} {answer % control}")
+        self.cancel_many = text(f"""
+            WITH picked AS MATERIALIZED ({chosen}), {cancelled}
+            SELECT (SELECT count(*) FROM picked), (SELECT max(id) FROM picked), (SELECT count(*) FROM changed),
+                (SELECT {control} FROM changed LIMIT 1)""")
         # Of several with one idempotency key the oldest; none if there is a live one.
         retried = f"""
             free AS (
@@ -94,18 +92,36 @@ class ControlStatements:
                         AND a.state IN {among(LIVE)} AND a.id <> p.id))
                 ORDER BY p.type, coalesce(p.idempotency_key, p.id::text), p.idempotency_key IS NULL, p.id),
             changed AS (UPDATE {job} j SET {retrying} FROM free WHERE j.id = free.id RETURNING j.id, j.state)"""
-        self.retry_many = text(f"WITH picked AS MATERIALIZED ({chosen}), {retried} {answer % everything}")
+        # Which jobs these are, for the statement below.
+        self.page = text(f"SELECT id FROM {job} WHERE {fitting} ORDER BY id LIMIT {BATCH}")
 
-        # The same for the jobs :ids. Returned of each that is there and that nobody else has locked: its state before,
-        # and after if it was changed.
+        # The same for the jobs :ids, and no wait for a lock of theirs takes longer than :wait ms; the one that all who
+        # notify take at their commit is waited for as ever. Returned of each that is there and that nobody else has
+        # locked: its state before, and after if it was changed.
+        bound = """
+            bound AS MATERIALIZED (
+                SELECT current_setting('lock_timeout') AS before,
+                    set_config('lock_timeout', CAST(:wait AS text), true))"""
         named = f"""
-            SELECT id, type, idempotency_key, state FROM {job} WHERE id = ANY ({listed("ids", "bigint")})
-            ORDER BY id FOR UPDATE SKIP LOCKED"""
+            SELECT j.id, j.type, j.idempotency_key, j.state FROM bound, {job} j
+            WHERE j.id = ANY ({listed("ids", "bigint")})"""
+        of_states = f"AND j.state = ANY ({listed('states', 'text')})"
+        in_order = "ORDER BY j.id FOR UPDATE OF j"
         each = """
-            SELECT p.id, p.state, c.state, p.type, p.idempotency_key, (SELECT %s FROM changed LIMIT 1)
+            SELECT p.id, p.state, c.state, p.type, p.idempotency_key, (SELECT %s FROM changed LIMIT 1),
+                (SELECT set_config('lock_timeout', bound.before, true)
+                    FROM bound, (SELECT count(*) FROM changed) AS all_of_them)
             FROM picked p LEFT JOIN changed c ON c.id = p.id"""
-        self.cancel_each = text(f"WITH picked AS MATERIALIZED ({named}), {cancelled} {each % control}")
-        self.retry_each = text(f"WITH picked AS MATERIALIZED ({named}), {retried} {each % everything}")
+
+        def of_each(picked: str, changed: str, tell: str) -> TextClause:
+            return text(f"WITH {bound}, picked AS MATERIALIZED ({picked}), {changed} {each % tell}")
+
+        self.cancel_each = of_each(f"{named} {in_order} SKIP LOCKED", cancelled, control)
+        self.retry_each = of_each(f"{named} {in_order} SKIP LOCKED", retried, everything)
+        self.retry_many = of_each(f"{named} {of_states} {in_order} SKIP LOCKED", retried, everything)
+        # Of a single job, which is waited for.
+        self.cancel_waiting = of_each(f"{named} {in_order}", cancelled, control)
+        self.retry_waiting = of_each(f"{named} {in_order}", retried, everything)
 
         self.pause = text(f"""
             WITH put AS (

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event, text
+from sqlalchemy import Connection, Engine, event, text
 
 from jobsync_orm.exceptions import InvalidJob, JobConflict, UnknownJob
 from jobsync_orm.models import JobPriority, JobState
-from jobsync_orm.queue import JobQueue, control
+from jobsync_orm.queue import JobQueue, batches, control
 from jobsync_orm.queue.control import Pause
 from tests.integration.cluster import wait_for
-from tests.integration.queue.rows import Listener, a_lost_answer, depend, put, row, states
+from tests.integration.queue.rows import SQL, Listener, a_lost_answer, depend, put, row, states
 
 CONTROL = {"control": True}
 WAITING = ("pending", "scheduled", "blocked", "retrying")
@@ -412,47 +412,100 @@ def test_one_of_many_that_somebody_writes_is_waited_for_alone(queue: JobQueue, s
             answer = pool.submit(lambda: list(queue.cancel_each([first, second])))
             wait_for(lambda: waiting(store) == 1, "it waits for the job")
             assert states(store)[second] == "cancelled"  # the batch has been committed
-        assert answer.result(20) == [(first, JobState.CANCELLED), (second, JobState.CANCELLED)]
+        assert answer.result(20) == [(second, JobState.CANCELLED), (first, JobState.CANCELLED)]
 
 
 @contextmanager
-def a_twin_under_way(store: Engine, old: int) -> Iterator[Callable[[], None]]:
-    """A live job with the idempotency key of ``old``, not committed yet; what commits it once somebody waits for it."""
+def twins_under_way(store: Engine, old: Sequence[int]) -> Iterator[Connection]:
+    """Live jobs with the idempotency keys of ``old``, not committed yet."""
     with store.connect() as writer:
         writer.execute(
             text(
                 "INSERT INTO sync_job (type, state, idempotency_key)"
-                " SELECT type, 'pending', idempotency_key FROM sync_job WHERE id = :old"
+                " SELECT type, 'pending', idempotency_key FROM sync_job WHERE id = ANY (:old)"
             ),
-            {"old": old},
+            {"old": list(old)},
         )
+        yield writer
 
-        def commit() -> None:
-            wait_for(lambda: waiting(store) == 1, "it waits for the idempotency key")
-            writer.commit()
 
-        yield commit
+def held(store: Engine, ids: Sequence[int]) -> int:
+    """How many of the jobs somebody has locked."""
+    with store.begin() as connection:
+        taken = text("SELECT id FROM sync_job WHERE id = ANY (:ids) FOR UPDATE SKIP LOCKED")
+        return len(ids) - len(connection.scalars(taken, {"ids": list(ids)}).all())
+
+
+def failed_with_keys(store: Engine, count: int) -> list[int]:
+    return put(store, "failed", count=count, idempotency_key=SQL("'k' || generate_series"))
+
+
+def test_jobs_whose_idempotency_keys_are_in_hands_hold_up_no_others(queue: JobQueue, store: Engine) -> None:
+    """One statement for all would keep 1,000 rows locked for as long as somebody's transaction is open."""
+    failed = failed_with_keys(store, 1000)
+    twins, others = [failed[0], failed[500], failed[999]], [*failed[1:500], *failed[501:999]]
+    with ThreadPoolExecutor(1) as pool, twins_under_way(store, twins) as writer:
+        outcomes = queue.retry_each(failed)
+        answer = pool.submit(lambda: [next(outcomes) for _ in others])
+        assert answer.result(20) == [(id, JobState.PENDING) for id in others]
+        rest = pool.submit(lambda: dict(outcomes))
+        wait_for(lambda: waiting(store) == 1, "one of the three is waited for")
+        assert held(store, failed) <= 1
+        assert queue.cancel(others[0]) is JobState.CANCELLED
+        writer.rollback()
+        assert rest.result(20) == dict.fromkeys(twins, JobState.PENDING)
+
+
+def test_a_job_that_stays_in_hands_is_not_waited_for_for_good(
+    queue: JobQueue, store: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "PATIENCE_SEC", 0.3)
+    twin, other, locked, missing = *failed_with_keys(store, 3), 10**9
+    with twins_under_way(store, [twin]) as writer:
+        writer.execute(text("SELECT 1 FROM sync_job WHERE id = :id FOR UPDATE"), {"id": locked})
+        outcomes = dict(queue.retry_each([twin, other, locked, missing]))
+        assert outcomes.pop(other) is JobState.PENDING
+        assert isinstance(outcomes.pop(missing), UnknownJob)
+        for id, error in outcomes.items():
+            assert isinstance(error, JobConflict)
+            assert f"job {id} is left as it is: a transaction that has not ended" in str(error)
+        assert outcomes.keys() == {twin, locked}
+        assert isinstance(dict(queue.cancel_each([locked]))[locked], JobConflict)
+    assert [states(store)[id] for id in (twin, other, locked)] == ["failed", "pending", "failed"]
+
+
+def test_jobs_whose_idempotency_keys_are_in_hands_are_left_out_of_all(queue: JobQueue, store: Engine) -> None:
+    failed = failed_with_keys(store, 30)
+    with twins_under_way(store, failed[3:5]):
+        assert queue.retry_many() == 28
+    assert [id for id, state in states(store).items() if state == "failed"] == failed[3:5]
+    assert queue.retry_many() == 2
+
+
+def test_the_time_for_locks_is_that_of_one_statement(queue: JobQueue, store: Engine) -> None:
+    """Neither the connection, which goes back to the application's pool, nor the commit has it."""
+    (job,) = put(store, "failed")
+    with queue.engine.execution_options(isolation_level="READ COMMITTED").begin() as connection:
+        given = {"ids": f"{{{job}}}", "wait": "50"}
+        assert connection.execute(queue._control.retry_each, given).one()[2] == "pending"
+        assert connection.scalar(text("SHOW lock_timeout")) == "0"
+        assert connection.execute(queue._control.cancel_each, given).one()[2] == "cancelled"
+        assert connection.scalar(text("SHOW lock_timeout")) == "0"
 
 
 def test_a_live_twin_that_comes_at_this_moment_fails_only_its_own_job_of_a_batch(
     queue: JobQueue, store: Engine
 ) -> None:
     (twin,), (other,) = put(store, "failed", idempotency_key="a"), put(store, "failed")
-    with ThreadPoolExecutor(1) as pool, a_twin_under_way(store, twin) as commit:
-        answer = pool.submit(lambda: dict(queue.retry_each([twin, other])))
-        commit()
-        outcomes = answer.result(20)
-    assert isinstance(outcomes[twin], JobConflict)
-    assert outcomes[other] is JobState.PENDING
-    assert (states(store)[twin], states(store)[other]) == ("failed", "pending")
-
-
-def test_a_live_twin_that_comes_at_this_moment_is_left_out_of_all(queue: JobQueue, store: Engine) -> None:
-    (twin,), (other,) = put(store, "failed", idempotency_key="a"), put(store, "failed")
-    with ThreadPoolExecutor(1) as pool, a_twin_under_way(store, twin) as commit:
-        answer = pool.submit(queue.retry_many)
-        commit()
-        assert answer.result(20) == 1
+    with ThreadPoolExecutor(1) as pool, twins_under_way(store, [twin]) as writer:
+        outcomes = queue.retry_each([twin, other])
+        assert next(outcomes) == (other, JobState.PENDING)
+        answer = pool.submit(next, outcomes)
+        wait_for(lambda: waiting(store) == 1, "it waits for the idempotency key")
+        writer.commit()
+        id, error = answer.result(20)
+    assert id == twin
+    assert f"job {twin} cannot be retried: a live job of the same type" in str(error)
     assert (states(store)[twin], states(store)[other]) == ("failed", "pending")
 
 
@@ -469,13 +522,13 @@ def test_jobs_that_come_while_all_are_steered_are_not_among_them(
 ) -> None:
     put(store)
     come: list[int] = []
-    batch = queue._batch
+    read = queue._read
 
     def one_more_comes(*given: Any) -> Any:
+        found = read(*given)
         if not come:
             come.extend(put(store))
-        return batch(*given)
+        return found
 
-    monkeypatch.setattr(queue, "_batch", one_more_comes)
+    monkeypatch.setattr(queue, "_read", one_more_comes)
     assert queue.cancel_many(type="t") == 1
-    assert states(store)[come[0]] == "pending"
