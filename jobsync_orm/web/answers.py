@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from jobsync_orm.exceptions import JobConflict, JobsyncError, OperationRefused, SchemaNotReady, UnknownJob
 from jobsync_orm.logs import fields
 from jobsync_orm.sqlstates import sqlstate
+from jobsync_orm.web.headers import HEADERS
 
 __all__ = ["ERRORS", "UNANSWERED", "Json", "said"]
 
@@ -65,8 +66,14 @@ def _of_http(request: Request, error: Exception) -> Response:
     return Json({"error": error.detail}, error.status_code, error.headers)
 
 
-ERRORS: Mapping[Any, Callable[[Request, Exception], Response]] = {
+async def _of_nobody(request: Request, error: Exception) -> Response:
+    """An error of the application's hooks, or of ours: the server logs it. This answer passes no middleware."""
+    return Json({"error": "the dashboard failed to answer this: its log says why"}, 500, HEADERS)
+
+
+ERRORS: Mapping[Any, Callable[[Request, Exception], Response | Awaitable[Response]]] = {
     HTTPException: _of_http,
     JobsyncError: _of_library,
     SQLAlchemyError: _of_database,
+    Exception: _of_nobody,
 }

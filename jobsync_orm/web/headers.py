@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["SecurityHeaders"]
+__all__ = ["HEADERS", "SecurityHeaders"]
 
 # Own files only; nothing inline, no frame around it, no form that the browser itself would send.
 POLICY = (

@@ -13,15 +13,18 @@ from jobsync_orm.web import dashboard
 
 
 class Client:
-    """Asks an ASGI application, each time in an event loop of its own, and keeps its cookies."""
+    """Asks an ASGI application, each time in an event loop of its own, and keeps its cookies.
 
-    def __init__(self, app: Any, base: str = "http://ops.example/") -> None:
-        self.app, self.base = app, base
+    ``raises``: an error of the application is the test's; else the test gets what a browser would get.
+    """
+
+    def __init__(self, app: Any, base: str = "http://ops.example/", raises: bool = True) -> None:
+        self.app, self.base, self.raises = app, base, raises
         self.cookies = httpx.Cookies()
 
     def request(self, method: str, path: str, **more: Any) -> httpx.Response:
         async def send() -> httpx.Response:
-            transport = httpx.ASGITransport(app=self.app)
+            transport = httpx.ASGITransport(app=self.app, raise_app_exceptions=self.raises)
             async with httpx.AsyncClient(transport=transport, base_url=self.base, cookies=self.cookies) as client:
                 answer = await client.request(method, path, **more)
                 self.cookies = client.cookies

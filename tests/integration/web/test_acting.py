@@ -9,7 +9,9 @@ import logging
 import httpx2 as httpx
 import pytest
 from sqlalchemy import URL, Connection, Engine, create_engine, event, text
+from starlette.applications import Starlette
 from starlette.requests import Request
+from starlette.routing import Mount
 
 from jobsync_orm import Job, JobQueue
 from jobsync_orm.exceptions import ConfigurationError
@@ -17,6 +19,7 @@ from jobsync_orm.models import JobState
 from jobsync_orm.naming import Names
 from jobsync_orm.operate import Operations
 from jobsync_orm.web import dashboard
+from jobsync_orm.web.headers import HEADERS
 from tests.integration.cluster import wait_for
 from tests.integration.web.conftest import Client
 
@@ -316,3 +319,17 @@ def test_an_application_that_has_all_connections(engine: Engine) -> None:
             assert "no connection to the database is free" in answer.text
     assert client.get("api/jobs")
     busy.dispose()
+
+
+@pytest.mark.parametrize("mounted", [False, True])
+def test_an_answer_for_an_error_inside_forbids_what_all_others_do(engine: Engine, mounted: bool) -> None:
+    def broken(request: Request) -> str:
+        raise RuntimeError("secret of the application")
+
+    app = dashboard(engine, read_auth=broken)
+    client = Client(Starlette(routes=[Mount("/ops", app)]) if mounted else app, raises=False)
+    answer = client.request("GET", "/ops/api/session" if mounted else "/api/session")
+    assert answer.status_code == 500
+    assert answer.json() == {"error": "the dashboard failed to answer this: its log says why"}
+    assert answer.headers["cache-control"] == "no-store"
+    assert {name: answer.headers.get(name) for name in HEADERS} == HEADERS
