@@ -143,6 +143,16 @@ _UNGUARDED = """
                 AND p.refobjid = to_regprocedure(:function))
     ORDER BY 1, 2"""
 
+# Triggers of ours that are switched off, or on for replication only: their columns would not be computed anew.
+_SWITCHED_OFF = f"""
+    SELECT format('%I.%I', n.nspname, c.relname), z.tgname
+    FROM pg_constraint o JOIN pg_trigger z ON z.oid = ({_KEEPER}) AND z.tgenabled IN ('D', 'R')
+    JOIN pg_class c ON c.oid = o.conrelid AND c.relkind <> 'p'
+    JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE EXISTS (SELECT 1 FROM pg_depend p WHERE p.classid = 'pg_constraint'::regclass AND p.objid = o.oid
+        AND p.refclassid = 'pg_proc'::regclass AND p.refobjid = to_regprocedure(:function))
+    ORDER BY 1, 2"""
+
 
 def dependents(connection: Connection, names: Names) -> Dependents:
     """What depends on the token function of the cluster ``names``."""
@@ -189,5 +199,10 @@ def dependents(connection: Connection, names: Names) -> Dependents:
         f" NULL AND token_id = {called['called']}...)) NOT VALID, with the key as text), or remove the column with"
         f" jobsync_orm.migrate.online.drop_token_column and add it anew afterwards"
         for table, trigger, check in connection.execute(text(_UNGUARDED.replace("::", r"\:\:")), called)
+    ]
+    obstacles += [
+        f"the trigger {trigger} that keeps token_id of {table} is switched off: switch it on (ALTER TABLE {table} "
+        f"ENABLE TRIGGER {quote(trigger)})"
+        for table, trigger in connection.execute(text(_SWITCHED_OFF.replace("::", r"\:\:")), function)
     ]
     return Dependents(tuple(columns), tuple(obstacles))

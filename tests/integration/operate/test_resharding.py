@@ -252,7 +252,7 @@ def test_a_pin_under_way_keeps_the_number_as_it_is(engine: Engine, monkeypatch: 
 
     monkeypatch.setattr(PinBoard, "_check_total", in_the_middle)
     add_pin(engine, NAMES, "A1", "gpu-%", created_by="me")
-    assert scalar(engine, "SELECT total_tokens FROM sync_cluster") == OLD
+    assert scalar(engine, "SELECT total_tokens FROM sync_cluster") == 10_000
 
 
 def test_a_failure_in_the_middle_changes_nothing(tables: Engine) -> None:
@@ -410,6 +410,33 @@ class TestColumnsThatATriggerKeeps:
         with engine.begin() as connection:
             for key, token in connection.execute(text(f"SELECT sku, token_id FROM {table}")):
                 assert token == task_to_token(key, NEW)
+
+    @pytest.mark.parametrize("how", ["DISABLE", "ENABLE REPLICA"])
+    @pytest.mark.parametrize("table", ["item", "parted"])
+    def test_one_whose_trigger_is_switched_off_is_refused(self, engine: Engine, table: str, how: str) -> None:
+        with engine.begin() as connection:
+            connection.execute(text("CREATE TABLE item (id int PRIMARY KEY, sku text NOT NULL)"))
+            connection.execute(text("INSERT INTO item SELECT n, 'k' || n FROM generate_series(1, 300) n"))
+            connection.execute(text(PARTED))
+        online.add_token_column(engine, table, key="sku")
+        parts = {"item": ["item"], "parted": ["parted_0", "parted_1"]}[table]
+        with engine.begin() as connection:
+            for part in parts:
+                connection.execute(text(f"ALTER TABLE {part} {how} TRIGGER zz_sync_token_id_{table}"))
+        with pytest.raises(OperationRefused) as refused:
+            reshard(engine, NAMES, NEW)
+        assert scalar(engine, "SELECT total_tokens FROM sync_cluster") == 10_000
+        obstacles = str(refused.value).split("; ")
+        assert obstacles == [
+            f"the trigger zz_sync_token_id_{table} that keeps token_id of public.{part} is switched off: switch it on "
+            f'(ALTER TABLE public.{part} ENABLE TRIGGER "zz_sync_token_id_{table}")'
+            for part in parts
+        ]
+        assert survey(engine, NAMES, NEW).obstacles == tuple(obstacles)
+        with engine.begin() as connection:
+            for obstacle in obstacles:
+                connection.execute(text(obstacle.partition("(")[2].removesuffix(")")))
+        assert reshard(engine, NAMES, NEW).rows > 0
 
 
 PARTED = """
