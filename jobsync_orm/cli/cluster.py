@@ -121,9 +121,9 @@ def node_grid(found: tuple[NodeStatus, ...]) -> Grid:
 
 
 def _token_parts(found: TokenStatus) -> list[Grid | str]:
-    rows = [(node.node, node.owned, node.leaving, node.coming) for node in found.nodes]
+    rows = [(node.node, node.owned, node.leaving, node.coming, node.waiting) for node in found.nodes]
     return [
-        Grid(("node", ">owned", ">leaving", ">coming"), rows, "no nodes"),
+        Grid(("node", ">owned", ">leaving", ">coming", ">waiting"), rows, "no nodes"),
         f"{found.owned} of {found.total} owned, {found.draining} draining ({found.overdue} overdue), "
         f"{found.unowned} without owner, of which {found.parked} parked by pins that match no live node",
     ]

@@ -25,7 +25,15 @@ from jobsync_orm.operate.dependents import TokenColumn
 from jobsync_orm.operate.draining import Remaining, drain, undrain, watch_drain
 from jobsync_orm.operate.evicting import Member, Watched, evict, expel, find_member
 from jobsync_orm.operate.jobs import FoundJob, JobFilter, JobFinder
-from jobsync_orm.operate.picture import ClusterStatus, DrainOrder, NodeStatus, NodeTokens, Rebalance, TokenStatus
+from jobsync_orm.operate.picture import (
+    ClusterStatus,
+    DrainOrder,
+    NodeStatus,
+    NodeTokens,
+    Rebalance,
+    TokenHolder,
+    TokenStatus,
+)
 from jobsync_orm.operate.pins import StoredPin, add_pin, list_pins, parked_pins
 from jobsync_orm.operate.planning import PlannedLoad, PlannedMove, Preview, plan_soon, preview
 from jobsync_orm.operate.queue_depth import QueueDepth, queue_depth
@@ -67,6 +75,7 @@ __all__ = [
     "TaskPlace",
     "Throughput",
     "TokenColumn",
+    "TokenHolder",
     "TokenStatus",
     "TokenTally",
     "Watched",

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Engine, TextClause, text
@@ -32,8 +33,10 @@ from jobsync_orm.operate.picture import (
     NodeStatus,
     NodeTokens,
     Rebalance,
+    TokenHolder,
     TokenStatus,
 )
+from jobsync_orm.operate.waiting_tokens import due, holders_sql, locks_sql, token_wait
 from jobsync_orm.status import WITHIN
 from jobsync_orm.wording import counted
 
@@ -70,11 +73,8 @@ class Operations:
         lock_of = lock_key(names, "n.name")
         look = f"""
             WITH tally AS MATERIALIZED ({TALLY}),
-            held AS MATERIALIZED (
-                SELECT l.pid, (CAST(l.classid AS bigint) << 32) | CAST(l.objid AS bigint) AS key
-                FROM pg_catalog.pg_locks l
-                WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 AND l.database =
-                    (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())),
+            locks AS MATERIALIZED ({locks_sql(names)}),
+            held AS (SELECT pid, key FROM locks WHERE locktype = 'advisory'),
             pinned AS (
                 SELECT l.token_id, l.node_patterns FROM {lock} l JOIN {token} t ON t.token_id = l.token_id
                 WHERE CAST(:pins AS boolean) AND (l.expires_at IS NULL OR l.expires_at > clock_timestamp())
@@ -93,7 +93,8 @@ class Operations:
                     'drained', (c.drained -> n.name) IS NOT NULL, 'session_open',
                     EXISTS (SELECT 1 FROM held h WHERE h.pid = n.backend_pid AND h.key = {lock_of}))
                     ORDER BY n.ordinal) FROM {node} n),
-                (SELECT json_build_array({REBALANCE}) FROM {rebalance} ORDER BY id DESC LIMIT 1), c.drained
+                (SELECT json_build_array({REBALANCE}) FROM {rebalance} ORDER BY id DESC LIMIT 1), c.drained,
+                ({holders_sql(names)}), (SELECT count(*) FROM {lock})
             FROM {cluster} c"""
         counts = "node, next_node, count(*) AS tokens, count(*) FILTER (WHERE drain_deadline < now()) AS overdue"
         self._look_at_all = text(
@@ -156,7 +157,7 @@ class Operations:
         return rows[0], tally.learn((incarnation, epoch), total, stretches, groups or ())
 
     def _picture(self, row: Row, tally: TokenTally) -> ClusterStatus:
-        at, total, hash_function, epoch, _, rest, _, pinned, found, last, orders = row
+        at, total, hash_function, epoch, _, rest, _, pinned, found, last, orders, holders, pins = row
         resting = rest if rest is not None and rest > 0 else None
         leader = next((n["name"] for n in found or () if n["can_lead"] and n["state"] != "away"), None)
         members = {n["name"]: _condition(n) for n in found or ()}
@@ -166,6 +167,12 @@ class Operations:
         counted_at = at - datetime.timedelta(seconds=tally.age_sec)
         tokens = _tokens(counted_at, total, nodes, groups, pinned or ())
         tally.unowned = tokens.unowned
+        if holders and (waiting := _waiting(nodes, tokens, pins)):
+            nodes = tuple(
+                replace(node, tokens=replace(node.tokens, waiting=waiting.get(node.name, 0))) for node in nodes
+            )
+            using = tuple(TokenHolder(*holder) for holder in holders)
+            tokens = replace(tokens, nodes=tuple(node.tokens for node in nodes), holders=using)
         problems = _problems(nodes, tokens, leader, resting)
         return ClusterStatus(
             self.names.appname,
@@ -278,6 +285,15 @@ def _tokens(
     )
 
 
+def _waiting(nodes: tuple[NodeStatus, ...], tokens: TokenStatus, pins: int) -> dict[str, int]:
+    """How many tokens each node should get besides those on their way; only where that can be said from numbers."""
+    if tokens.unowned > tokens.parked or any(node.condition == "away" for node in nodes):
+        return {}
+    kept = {node.name: node.tokens.owned - node.tokens.leaving for node in nodes}
+    takers = [(node.name, node.weight, kept[node.name] + node.tokens.coming) for node in nodes if not node.drained]
+    return due(takers, sum(kept[node.name] for node in nodes if node.drained), pins)
+
+
 def _node(node: dict[str, Any], condition: Condition, leader: str | None, epoch: int, tokens: NodeTokens) -> NodeStatus:
     age, timeout = float(node["age"]), float(node["heartbeat_timeout_sec"])
     return NodeStatus(
@@ -331,6 +347,8 @@ def _problems(
                 "tokens should have been handed over by now: their owners still use them",
             )
         )
+    if tokens.holders:
+        found.append(token_wait({node.node: node.waiting for node in tokens.nodes if node.waiting}, tokens.holders))
     # Last, as they may be many.
     found += [
         f"{node.name} is silent for {node.heartbeat_age_sec:.0f} s (process {node.pid} on {node.host})"

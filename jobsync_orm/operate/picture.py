@@ -7,7 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["ClusterStatus", "Condition", "DrainOrder", "NodeStatus", "NodeTokens", "Rebalance", "TokenStatus"]
+__all__ = [
+    "ClusterStatus",
+    "Condition",
+    "DrainOrder",
+    "NodeStatus",
+    "NodeTokens",
+    "Rebalance",
+    "TokenHolder",
+    "TokenStatus",
+]
 
 Condition = Literal["live", "joining", "cut off", "silent", "away"]
 
@@ -26,12 +35,34 @@ class NodeTokens:
         Those of them that it has been asked to give up.
     coming : int
         Tokens of others that it is going to get.
+    waiting : int
+        Tokens that it should get besides, for which their owner cannot be asked: :class:`TokenHolder` says why.
     """
 
     node: str
     owned: int
     leaving: int
     coming: int
+    waiting: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenHolder:
+    """A transaction of an application in which tokens are used, while plans are to move some.
+
+    Attributes
+    ----------
+    pid : int or None
+        The server's process. None: it is prepared, and in no session.
+    application : str or None
+        What it calls itself (``application_name``). None if it is prepared.
+    open_sec : float or None
+        For how long it has been open. None if this role may not see that (``pg_read_all_stats``), or it is prepared.
+    """
+
+    pid: int | None
+    application: str | None
+    open_sec: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +88,8 @@ class TokenStatus:
     at : datetime
         Since when all of this was so, by the database's clock: the moment of the look. Who looks again and again while
         very many tokens move gets some numbers a few seconds late, and this is when the oldest of them were so.
+    holders : tuple of TokenHolder
+        The transactions that some wait for, the oldest first. Empty if none wait.
     """
 
     total: int
@@ -67,6 +100,7 @@ class TokenStatus:
     overdue: int
     nodes: tuple[NodeTokens, ...]
     at: datetime.datetime
+    holders: tuple[TokenHolder, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

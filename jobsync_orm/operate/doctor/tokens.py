@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from jobsync_orm.operate.cluster import Operations
 from jobsync_orm.operate.doctor.findings import Finding, Severity, Subject
+from jobsync_orm.operate.waiting_tokens import token_wait
 from jobsync_orm.wording import counted
 
 __all__ = ["check"]
@@ -35,6 +36,18 @@ def check(subject: Subject) -> Iterator[Finding]:
             "a transaction of their owner holds them: the next owner waits",
             "SELECT pid, state, xact_start FROM pg_stat_activity WHERE state = 'idle in transaction' ORDER BY "
             "xact_start, then SELECT pg_terminate_backend(PID)",
+        )
+    if tokens.holders:
+        waiting = {node.node: node.waiting for node in tokens.nodes if node.waiting}
+        pids = [str(holder.pid) for holder in tokens.holders if holder.pid is not None]
+        yield Finding(
+            "tokens",
+            Severity.WARNING,
+            token_wait(waiting, tokens.holders),
+            "a plan passes over tokens that are in use, so these nodes have less work than they should",
+            f"end it, or SELECT pg_terminate_backend({pids[0]})"
+            if pids
+            else "SELECT gid FROM pg_prepared_xacts, then ROLLBACK PREPARED 'GID'",
         )
     if status.resting_sec is not None:
         yield Finding(

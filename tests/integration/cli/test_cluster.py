@@ -51,7 +51,7 @@ def test_with_a_worker(database: URL, own_engine: Engine, job: Job) -> None:
     document = json.loads(run("status", "--json", url=database).stdout)
     assert document["healthy"] is True
     assert document["queue"]["counts"] == {"pending": 1, "scheduled": 1, "blocked": 0, "processing": 0, "retrying": 0}
-    assert document["nodes"][0]["tokens"] == {"node": "w1", "owned": 10_000, "leaving": 0, "coming": 0}
+    assert document["nodes"][0]["tokens"] == {"node": "w1", "owned": 10_000, "leaving": 0, "coming": 0, "waiting": 0}
     assert json.loads(run("nodes", "--json", url=database).stdout)[0]["name"] == "w1"
     assert json.loads(run("tokens", "--json", url=database).stdout)["owned"] == 10_000
     (rebalance,) = json.loads(run("rebalances", "--json", url=database).stdout)
