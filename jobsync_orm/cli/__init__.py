@@ -100,7 +100,7 @@ def main() -> None:
 
 def _in_json() -> int:
     """Run the command line; an error of usage is JSON too."""
-    import json
+    from jobsync_orm.terminal import json_line
 
     try:
         code = application()(standalone_mode=False)
@@ -109,6 +109,6 @@ def _in_json() -> int:
         message = getattr(error, "format_message", None)
         if message is None:
             raise
-        print(json.dumps({"error": {"type": "Usage", "message": message()}}, ensure_ascii=False), file=sys.stderr)
+        print(json_line({"error": {"type": "Usage", "message": message()}}), file=sys.stderr)
         return 2
     return code if isinstance(code, int) else 0

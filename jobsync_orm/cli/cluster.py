@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from jobsync_orm.cli.connection import Cluster, on_cluster
-from jobsync_orm.cli.output import NO, Grid, age
+from jobsync_orm.cli.output import NO, Grid, Part, age
 from jobsync_orm.cli.tasks import Since, moment
 from jobsync_orm.models.states import JobState
 from jobsync_orm.operate import ClusterStatus, NodeStatus, QueueDepth, Rebalance, TokenStatus, as_json, queue_depth
@@ -56,10 +56,10 @@ def rebalances(
     cluster.output.show(found, _rebalance_grid(found))
 
 
-def _screen(found: ClusterStatus, queue: QueueDepth) -> list[Grid | str]:
+def _screen(found: ClusterStatus, queue: QueueDepth) -> list[Part]:
     tokens, last = found.tokens, found.last_rebalance
     where = found.appname if found.schema is None else f"{found.schema}.{found.appname}"
-    parts: list[Grid | str] = [
+    parts: list[Part] = [
         f"cluster {where}: {'healthy' if found.healthy else 'NOT HEALTHY'}",
         *(f"  ! {problem}" for problem in found.problems),
         f"leader {found.leader or '-'}, epoch {found.epoch}, {found.hash_function} over "
@@ -120,7 +120,7 @@ def node_grid(found: tuple[NodeStatus, ...]) -> Grid:
     return Grid((*titles, "process", "version"), rows, "no nodes", styles)
 
 
-def _token_parts(found: TokenStatus) -> list[Grid | str]:
+def _token_parts(found: TokenStatus) -> list[Part]:
     rows = [(node.node, node.owned, node.leaving, node.coming, node.waiting) for node in found.nodes]
     return [
         Grid(("node", ">owned", ">leaving", ">coming", ">waiting"), rows, "no nodes"),

@@ -13,6 +13,7 @@ import typer
 from sqlalchemy import create_engine
 
 from jobsync_orm.cli.connection import Cluster, on_cluster
+from jobsync_orm.cli.logs import log_to_stderr
 from jobsync_orm.cli.output import INTERRUPTED
 from jobsync_orm.exceptions import ConfigurationError
 
@@ -21,8 +22,6 @@ __all__ = ["dashboard"]
 # Names by which a browser on this machine reaches it. Others are refused there: a page of another site could have its
 # own name point to this machine, and so read what is shown.
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-
-FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 @on_cluster
@@ -68,7 +67,7 @@ def dashboard(
     )
     if host in LOOPBACK:
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=["localhost", "127.0.0.1", "[::1]"])
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=FORMAT)
+    log_to_stderr(logging.INFO)
     try:
         with _listening(host, port) as listener:
             url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}{root_path}/"

@@ -8,6 +8,7 @@ import typer
 from sqlalchemy.exc import DBAPIError
 
 from jobsync_orm.exceptions import JobsyncError
+from jobsync_orm.terminal import several_lines
 
 __all__ = ["demo"]
 
@@ -36,9 +37,9 @@ def demo(
         typer.echo("interrupted; workers and server are stopped, nothing is left behind", err=True)
         raise typer.Exit(130) from None
     except JobsyncError as error:
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(several_lines(f"error: {error}"), err=True)
         raise typer.Exit(2) from error
     except DBAPIError as error:
-        typer.echo(f"error: {error.orig}", err=True)
+        typer.echo(several_lines(f"error: {error.orig}"), err=True)
         raise typer.Exit(2) from error
     raise typer.Exit(code)

@@ -8,7 +8,7 @@ import typer
 
 from jobsync_orm.cli.connection import Cluster, on_cluster
 from jobsync_orm.cli.durations import duration
-from jobsync_orm.cli.output import NO
+from jobsync_orm.cli.output import NO, Marked, Part
 from jobsync_orm.operate.doctor import Diagnosis, Limits, Severity, Subject, examine
 from jobsync_orm.operate.doctor.findings import TRANSACTION_SEC
 
@@ -40,11 +40,11 @@ def doctor(
         raise typer.Exit(NO)
 
 
-def _lines(found: Diagnosis) -> list[str]:
-    lines = []
+def _lines(found: Diagnosis) -> list[Part]:
+    lines: list[Part] = []
     for finding in found.findings:
-        severity = typer.style(f"{finding.severity:<8}", fg=COLOURS[finding.severity], bold=True)
-        lines += [f"{severity} {finding.check}: {finding.what}", f"         why  {finding.why}"]
+        what = f" {finding.check}: {finding.what}"
+        lines += [Marked(f"{finding.severity:<8}", COLOURS[finding.severity], what), f"         why  {finding.why}"]
         lines += [f"         do   {finding.remedy}", ""]
     if found.skipped:
         lines.append(f"not checked, until the tables are right: {', '.join(found.skipped)}")

@@ -6,7 +6,7 @@ import datetime
 import json
 from collections.abc import Iterator, Sequence
 
-from jobsync_orm.cli.output import Grid, age
+from jobsync_orm.cli.output import Block, Grid, Part, age
 from jobsync_orm.cli.tasks import moment
 from jobsync_orm.models.states import LIVE, JobState
 from jobsync_orm.operate import FoundJob
@@ -30,7 +30,7 @@ STATES = (JobState.PENDING, JobState.PROCESSING, JobState.COMPLETED, JobState.FA
 ERROR_LENGTH = 60
 
 
-def stats_parts(found: QueueStats, paused: Sequence[Pause], *, every_state: bool) -> list[Grid | str]:
+def stats_parts(found: QueueStats, paused: Sequence[Pause], *, every_state: bool) -> list[Part]:
     """The figures of the queue, of all types or of one; without ``every_state`` only of states with jobs."""
     states = [state for state in JobState if every_state or state in STATES or found.counts[state]]
     rows = [_stats_row(stats, states) for stats in found.by_type.values()] if found.type is None else []
@@ -45,11 +45,11 @@ def stats_parts(found: QueueStats, paused: Sequence[Pause], *, every_state: bool
         Grid((*titles, ">workers"), rows, styles=styles),
         *(["~ is an estimate: finished jobs are in no index"] if found.estimated else []),
         *(
-            f"{'the whole queue' if pause.type is None else _shown(pause.type)} is paused since {moment(pause.since)}"
-            + (f": {_shown(pause.reason)}" if pause.reason else "")
+            f"{'the whole queue' if pause.type is None else pause.type} is paused since {moment(pause.since)}"
+            + (f": {pause.reason}" if pause.reason else "")
             for pause in paused
         ),
-        *(f"no live worker runs {_shown(name)}" for name, stats in found.by_type.items() if _forsaken(stats)),
+        *(f"no live worker runs {name}" for name, stats in found.by_type.items() if _forsaken(stats)),
     ]
 
 
@@ -103,12 +103,14 @@ def _brief(error: str) -> str:
     return first if len(first) <= ERROR_LENGTH else first[: ERROR_LENGTH - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
-def job_lines(job: JobStatus, why: Sequence[str]) -> list[Grid | str]:
+def job_lines(job: JobStatus, why: Sequence[str]) -> list[Part]:
     """One job with all that is known of it."""
-    lines = [f"job {job.id} ({_shown(job.type)}) is {job.state}" + (", told to stop" if job.cancel_requested else "")]
-    lines += [f"  ! {_shown(reason)}" for reason in why]
-    lines += [f"{title:<16}{_shown(value)}" for title, value in _details(job) if value is not None]
-    parts: list[Grid | str] = [*lines, ""]
+    parts: list[Part] = [
+        f"job {job.id} ({job.type}) is {job.state}" + (", told to stop" if job.cancel_requested else ""),
+        *(f"  ! {reason}" for reason in why),
+        *(Block(f"{title:<16}{value}") for title, value in _details(job) if value is not None),
+        "",
+    ]
     attempts = [
         (
             attempt.attempt,
@@ -125,13 +127,8 @@ def job_lines(job: JobStatus, why: Sequence[str]) -> list[Grid | str]:
     )
     for attempt in job.attempts:
         if attempt.traceback:
-            parts += ["", f"traceback of attempt {attempt.attempt}:", _shown(attempt.traceback.rstrip())]
+            parts += ["", f"traceback of attempt {attempt.attempt}:", Block(attempt.traceback.rstrip())]
     return parts
-
-
-def _shown(value: object) -> str:
-    """As text of several lines, without what else could steer a terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in str(value))
 
 
 def _details(job: JobStatus) -> Iterator[tuple[str, object]]:

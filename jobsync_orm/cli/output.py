@@ -11,7 +11,6 @@ be, a confirmation that nobody could give); :data:`INTERRUPTED` 130.
 from __future__ import annotations
 
 import getpass
-import json
 import socket
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,13 +23,14 @@ from sqlalchemy.exc import DBAPIError
 
 from jobsync_orm.exceptions import JobsyncError
 from jobsync_orm.operate import as_json
+from jobsync_orm.terminal import json_line, one_line, several_lines
 
 # rich is imported where it is used: that takes longer than most commands.
 if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.table import Table
 
-__all__ = ["FAILED", "INTERRUPTED", "NO", "OK", "Bar", "Grid", "Output", "age", "whoever"]
+__all__ = ["FAILED", "INTERRUPTED", "NO", "OK", "Bar", "Block", "Grid", "Marked", "Output", "Part", "age", "whoever"]
 
 OK, NO, FAILED, INTERRUPTED = 0, 1, 2, 130
 
@@ -57,7 +57,26 @@ class Grid:
 
     def cells(self) -> list[list[str]]:
         """The rows as text of one line each."""
-        return [["-" if value is None else _line(value) for value in row] for row in self.rows]
+        return [["-" if value is None else one_line(value) for value in row] for row in self.rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Text that may have several lines: an error, a traceback."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """A line that begins with a word in a colour."""
+
+    word: str
+    colour: str
+    rest: str
+
+
+Part = Grid | Block | Marked | str
 
 
 class Bar:
@@ -65,12 +84,13 @@ class Bar:
 
     def __init__(self, progress: Progress | None, total: int, title: str) -> None:
         self._progress = progress
-        self._task = None if progress is None else progress.add_task(title, total=total)
+        self._task = None if progress is None else progress.add_task(one_line(title), total=total)
 
     def at(self, done: int, title: str | None = None, total: int | None = None) -> None:
         """So much of the total is done; title and total may change on the way."""
         if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, completed=done, description=title, total=total)
+            shown = None if title is None else one_line(title)
+            self._progress.update(self._task, completed=done, description=shown, total=total)
 
 
 class Output:
@@ -85,14 +105,21 @@ class Output:
     def __init__(self, *, json: bool = False) -> None:
         self.json = json
 
-    def show(self, answer: Any, *parts: Grid | str) -> None:
-        """Print the answer: ``answer`` itself by :func:`~jobsync_orm.operate.as_json`, or ``parts`` for people."""
+    def show(self, answer: Any, *parts: Part) -> None:
+        """Print the answer: ``answer`` itself by :func:`~jobsync_orm.operate.as_json`, or ``parts`` for people.
+
+        Text is a line; whatever in it could steer the terminal is replaced.
+        """
         if self.json:
-            typer.echo(json.dumps(as_json(answer), ensure_ascii=False))
+            typer.echo(json_line(as_json(answer)))
             return
         for part in parts:
             if isinstance(part, str):
-                typer.echo(part)
+                typer.echo(one_line(part))
+            elif isinstance(part, Block):
+                typer.echo(several_lines(part.text))
+            elif isinstance(part, Marked):
+                typer.echo(typer.style(one_line(part.word), fg=part.colour, bold=True) + one_line(part.rest))
             elif not part.rows:
                 typer.echo(part.empty)
             elif sys.stdout.isatty():
@@ -106,14 +133,14 @@ class Output:
     def note(self, text: str) -> None:
         """Tell a person something on the way, on stderr; with ``--json`` nobody."""
         if not self.json:
-            typer.echo(text, err=True)
+            typer.echo(one_line(text), err=True)
 
     def fail(self, message: str, kind: str = "Refused", code: int = FAILED) -> NoReturn:
         """End with an error."""
         if self.json:
-            typer.echo(json.dumps({"error": {"type": kind, "message": message}}, ensure_ascii=False), err=True)
+            typer.echo(json_line({"error": {"type": kind, "message": message}}), err=True)
         else:
-            typer.echo(f"error: {message}", err=True)
+            typer.echo(several_lines(f"error: {message}"), err=True)
         raise typer.Exit(code)
 
     @contextmanager
@@ -138,7 +165,7 @@ class Output:
             return
         if self.json or not sys.stdin.isatty():
             self.fail(f"{question} Nobody is there to ask: give --yes to do it. Nothing was changed", "NotConfirmed")
-        if not typer.confirm(question, err=True):
+        if not typer.confirm(one_line(question), err=True):
             self.note("nothing was changed")
             raise typer.Exit(NO)
 
@@ -179,11 +206,6 @@ def age(seconds: float | None) -> str:
         if whole < size * {"min": 60, "h": 48, "d": 10**6}[unit]:
             return f"{whole // size} {unit} {whole % size // part} {lesser}"
     return f"{whole} s"
-
-
-def _line(value: Any) -> str:
-    """As text without line breaks and control characters, which could overwrite what stands beside it."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(value))
 
 
 def _table(grid: Grid) -> Table:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from jobsync_orm.cli.connection import Cluster, on_cluster
-from jobsync_orm.cli.output import Grid
+from jobsync_orm.cli.output import Grid, Part
 from jobsync_orm.operate import Preview, plan_soon, preview
 from jobsync_orm.wording import counted
 
@@ -28,10 +28,10 @@ def rebalance(
         cluster.output.note("the leader has been told to plan now")
 
 
-def _parts(found: Preview) -> list[Grid | str]:
+def _parts(found: Preview) -> list[Part]:
     moves = [(move.source or "(nobody)", move.target or "(nobody)", move.tokens, move.how) for move in found.moves]
     loads = [(load.node, load.now, load.then) for load in found.loads]
-    rest: list[Grid | str] = ["the cluster rests: nothing is moved before it has rested"] if found.resting else []
+    rest: list[Part] = ["the cluster rests: nothing is moved before it has rested"] if found.resting else []
     return [
         *rest,
         f"{counted(found.moved, 'token', 'tokens')} would move" if found.moves else "nothing would move",

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from jobsync_orm.cli.connection import Cluster, on_cluster
-from jobsync_orm.cli.output import NO, Grid, age
+from jobsync_orm.cli.output import NO, Grid, Part, age
 from jobsync_orm.operate import Survey, survey
 from jobsync_orm.operate import reshard as change
 from jobsync_orm.wording import counted
@@ -61,7 +61,7 @@ def reshard(
     )
 
 
-def _parts(found: Survey) -> list[Grid | str]:
+def _parts(found: Survey) -> list[Part]:
     rows = [(table.table, table.column, table.rows, f"{table.size_bytes / 2**20:.1f} MiB") for table in found.tables]
     nodes = [f"in the way: these nodes are registered: {', '.join(found.nodes)}"] if found.nodes else []
     return [

@@ -14,6 +14,7 @@ from jobsync_orm.models.states import JobState
 from jobsync_orm.operate.happenings import Happenings
 from jobsync_orm.operate.picture import NodeStatus
 from jobsync_orm.operate.watching import Look
+from jobsync_orm.terminal import one_line
 from jobsync_orm.wording import counted
 
 __all__ = ["Frame", "lines"]
@@ -72,21 +73,21 @@ def lines(frame: Frame, width: int, height: int) -> list[Text]:
 def _head(frame: Frame, width: int) -> Iterator[Text]:
     cluster, tokens = frame.look.cluster, frame.look.cluster.tokens
     name = cluster.appname if cluster.schema is None else f"{cluster.schema}.{cluster.appname}"
-    first = Text(f"jobsync-orm  {_printable(name)}  ", HEAD)
+    first = Text(f"jobsync-orm  {one_line(name)}  ", HEAD)
     first.append(f"{cluster.at.astimezone():%H:%M:%S}  ", "not bold")
     first.append("healthy" if cluster.healthy else "NOT HEALTHY", "bold green" if cluster.healthy else ALERT)
     if frame.paused:
         first.append("  PAUSED", "bold yellow")
     yield first
     if frame.error is not None:
-        yield Text(f"no answer for {age(frame.stale_sec)}: {_printable(frame.error)}", ALERT)
+        yield Text(f"no answer for {age(frame.stale_sec)}: {one_line(frame.error)}", ALERT)
     yield Text(
-        f"leader {_printable(cluster.leader or '-')}  epoch {cluster.epoch}  nodes {len(cluster.nodes)}  tokens "
+        f"leader {one_line(cluster.leader or '-')}  epoch {cluster.epoch}  nodes {len(cluster.nodes)}  tokens "
         f"{tokens.owned}/{tokens.total} owned, {tokens.draining} moving, {tokens.parked} parked"
     )
     shown = cluster.problems[:3] if len(cluster.problems) <= 3 else cluster.problems[:2]
     for problem in shown:
-        yield Text(f"! {_printable(problem)}", ALERT)
+        yield Text(f"! {one_line(problem)}", ALERT)
     if len(cluster.problems) > len(shown):
         yield Text(
             f"! and {counted(len(cluster.problems) - len(shown), 'problem', 'problems')} more: jobsync-orm status",
@@ -170,7 +171,7 @@ def _queue(frame: Frame, width: int) -> list[Text]:
         first.append(f"{state} {about}{number}  ", style)
     second = Text(f"oldest ready {age(queue.oldest_pending_sec)}")
     for pause in paused:
-        second.append(f"  {'ALL' if pause.type is None else _printable(pause.type)} paused", "yellow")
+        second.append(f"  {'ALL' if pause.type is None else one_line(pause.type)} paused", "yellow")
     space = max(1, width - 9)
     seconds = frame.happenings.per_second(frame.look.cluster.at, space)
     done = [completed for completed, _ in seconds]
@@ -204,15 +205,10 @@ def _events(frame: Frame, width: int, room: int) -> list[Text]:
         for plan in frame.look.rebalances
     ]
     told.sort(key=lambda one: one[0], reverse=True)
-    drawn = [Text(f"{at.astimezone():%H:%M:%S}  {_printable(what)}", style) for at, what, style in told]
+    drawn = [Text(f"{at.astimezone():%H:%M:%S}  {one_line(what)}", style) for at, what, style in told]
     return (drawn or [Text("nothing has happened yet", DIM)])[:room]
 
 
 def _cut(text: str, width: int) -> str:
-    shown = _printable(text)
+    shown = one_line(text)
     return f"{shown[: width - 1]}\N{HORIZONTAL ELLIPSIS}" if len(shown) > width else f"{shown:<{width}}"
-
-
-def _printable(text: str) -> str:
-    """Without what could steer the terminal."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -15,9 +15,11 @@ import typer
 from sqlalchemy.exc import DBAPIError
 
 from jobsync_orm import JobQueue, JobWorker
+from jobsync_orm.cli.logs import log_to_stderr
 from jobsync_orm.cli.probes import serve_probes
 from jobsync_orm.exceptions import JobsyncError
 from jobsync_orm.logs import fields
+from jobsync_orm.terminal import several_lines
 
 __all__ = ["worker"]
 
@@ -25,8 +27,6 @@ logger = logging.getLogger("jobsync_orm")
 
 # Seconds that Python has to end once the worker has.
 EXIT_SEC = 2.0
-
-FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class NoQueue(Exception):
@@ -82,10 +82,9 @@ def worker(
     try:
         found = find_queue(queue, app_dir)
     except NoQueue as error:
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(several_lines(f"error: {error}"), err=True)
         raise typer.Exit(2) from error
-    # Does nothing if the application has set up its logging when it was imported.
-    logging.basicConfig(level=level, stream=sys.stderr, format=FORMAT)
+    log_to_stderr(level)
     # Of no use to anybody who runs a worker, and in front of all that is.
     logging.getLogger("alembic.runtime.plugins").setLevel(logging.WARNING)
     try:
@@ -106,10 +105,10 @@ def worker(
         worker.run()
         _end_in_any_case()
     except (JobsyncError, TimeoutError, NoMetrics, NoProbes) as error:
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(several_lines(f"error: {error}"), err=True)
         raise typer.Exit(2) from error
     except DBAPIError as error:
-        typer.echo(f"error: {error.orig}", err=True)
+        typer.echo(several_lines(f"error: {error.orig}"), err=True)
         raise typer.Exit(2) from error
 
 

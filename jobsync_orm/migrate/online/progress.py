@@ -12,6 +12,8 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
+from jobsync_orm.terminal import one_line
+
 __all__ = ["Progress"]
 
 log = logging.getLogger("jobsync_orm.migrate")
@@ -39,7 +41,7 @@ class Progress:
     def __enter__(self) -> Self:
         if self._bar is not None:
             self._bar.start()
-            self._task = self._bar.add_task(self.what, total=self.total or None)
+            self._task = self._bar.add_task(one_line(self.what), total=self.total or None)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:

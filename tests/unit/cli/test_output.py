@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import datetime
 import json
+import logging
+import sys
 
 import pytest
 import typer
 
-from jobsync_orm.cli.jobs import stats_parts
-from jobsync_orm.cli.output import FAILED, INTERRUPTED, Grid, Output, age
+from jobsync_orm.cli.output import FAILED, INTERRUPTED, Block, Grid, Marked, Output, age
 from jobsync_orm.exceptions import LockConflict
-from jobsync_orm.queue import Pause, QueueStats
+from jobsync_orm.terminal import PrintableLog, json_line
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,42 @@ def test_a_title_that_looks_like_markup_is_text(monkeypatch: pytest.MonkeyPatch)
         bar.at(3)
 
 
-def test_a_reason_cannot_steer_the_terminal() -> None:
-    since = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
-    parts = stats_parts(QueueStats(None), [Pause("a\x1b[2J", since, "\x1b]0;x\x07")], every_state=False)
-    told = "".join(part for part in parts if isinstance(part, str))
-    assert not {"\x1b", "\x07"} & set(told)
+def test_text_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    output = Output()
+    output.show(None, "a\x1b[2Jb\nc", Block("line\n\tline\x9b2J"), Marked("w\x1b", "red", " r\x07"))
+    output.note("n\x1b]0;x\x07")
+    with pytest.raises(typer.Exit):
+        output.fail("one\ntwo\x1b")
+    said = capsys.readouterr()
+    assert said.out == "a\ufffd[2Jb\ufffdc\nline\n\tline\ufffd2J\nw\ufffd r\ufffd\n"
+    assert said.err == "n\ufffd]0;x\ufffd\nerror: one\ntwo\ufffd\n"
+    asked: list[str] = []
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr(typer, "confirm", lambda question, err: asked.append(question) or True)
+    output.confirm("Cancel \x1b[31m?", yes=False)
+    assert asked == ["Cancel \ufffd[31m?"]
+
+
+def test_a_bar_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with Output().progress(10, "t\x1b]0;x\x07") as bar:
+        bar.at(3, "u\x1b]0;x\x07")
+    assert "]0;x\ufffd" in (said := capsys.readouterr().err)
+    assert "\x1b]0" not in said
+
+
+def test_records_of_the_log_cannot_either(capsys: pytest.CaptureFixture[str]) -> None:
+    formatter = PrintableLog("%(levelname)s %(message)s")
+    try:
+        raise ValueError("no\x1b[2J")
+    except ValueError:
+        record = logging.LogRecord("x", logging.ERROR, "f", 1, "job %s", ("t\x9b",), sys.exc_info())
+    lines = formatter.format(record).splitlines()
+    assert lines[:2] == ["ERROR job t\ufffd", "Traceback (most recent call last):"]
+    assert lines[-1] == "ValueError: no\ufffd[2J"
+
+
+def test_json_has_what_is_not_printable_in_ascii(capsys: pytest.CaptureFixture[str]) -> None:
+    value = {"é\x9b": "a\u202e\U000e0001\x7f\u2028ü"}
+    assert json_line(value) == '{"é\\u009b": "a\\u202e\\udb40\\udc01\\u007f\\u2028ü"}'
+    assert json.loads(json_line(value)) == value
