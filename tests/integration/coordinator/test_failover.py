@@ -13,6 +13,7 @@ from jobsync_orm.coordinator.history import History
 from jobsync_orm.coordinator.session import SessionLost
 from jobsync_orm.coordinator.statements import Statements
 from jobsync_orm.naming import Names
+from jobsync_orm.operate.doctor import Subject, read_only
 from tests.integration.cluster import Cluster, wait_for
 from tests.integration.coordinator.backstage import open_session
 from tests.integration.postgres import Postgres, identity, open_folder, programs
@@ -93,6 +94,10 @@ def test_workers_form_the_cluster_anew_on_the_standby(
             History(Statements(Names()), "w1", 4, 5).identify(session)
         with pytest.raises(TimeoutError, match="during recovery"):
             Job("late", CoordinationConfig(url=standby.url), wait_on_enter=0.5).start()
+        doctor = create_engine(standby.url)
+        (finding,) = read_only.check(Subject(doctor, Names()))
+        doctor.dispose()
+        assert finding.what == "this server is a standby that has not been promoted"
         cluster.workers["left"].signal(signal.SIGTERM)
         cluster.add("lost", url=either(relay.url, standby.url))
         cluster.wait_shared("w1", "w2", "lost")
