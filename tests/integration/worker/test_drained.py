@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +12,11 @@ import pytest
 from sqlalchemy import URL, Engine
 
 from jobsync_orm import CoordinationConfig, JobContext, JobQueue, JobWorker
+from jobsync_orm.coordinator.session import Session
 from jobsync_orm.integrations.hosted import Host
 from jobsync_orm.naming import Names
 from jobsync_orm.operate import drain, undrain
+from jobsync_orm.worker import maintenance
 from tests.conftest import dsn
 from tests.integration.cluster import QUICK, wait_for
 from tests.integration.worker.conftest import Jobs
@@ -88,6 +91,62 @@ def test_one_that_starts_drained_takes_nothing_at_all(
     worker = start_worker(node_name="w1", types=["quick"])
     wait_for(lambda: types(jobs) == [], "its row says that it takes nothing")
     assert (worker.health().claimed, jobs.states()) == (0, {"pending": 5})
+
+
+def test_it_looks_for_no_work_and_rests(
+    engine: Engine,
+    queue: JobQueue,
+    jobs: Jobs,
+    start_worker: Start,
+    held: threading.Event,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever waits: neither the database nor a processor is kept busy by who may not take it."""
+    sent: list[str] = []
+    prepared = Session.prepared
+
+    def noted(self: Session, sql: str, *parameters: Any, **options: Any) -> Any:
+        sent.append(sql)
+        return prepared(self, sql, *parameters, **options)
+
+    worker = start_worker(node_name="w1", poll_sec=0.05)
+    assert drain(engine, NAMES, "w1", by="me", last_too=True)
+    wait_for(lambda: types(jobs) == [], "it has heard of it")
+    jobs.add("quick", 5)
+    for n in range(5):
+        queue.submit("quick", {}, key=f"k{n}")
+    monkeypatch.setattr(Session, "prepared", noted)
+    used = time.process_time()
+    time.sleep(1)
+    used = time.process_time() - used
+    sql = queue.statements
+    assert sql.survey in sent, "it goes on, as it says in its health"
+    assert not {sql.claim, sql.heads, sql.discover, sql.lines} & set(sent)
+    assert used < 0.3, "a second in which there is nothing to do"
+    assert (worker.health().claimed, jobs.states()) == (0, {"pending": 10})
+
+
+def test_by_notification_it_hears_at_once_and_takes_up_what_has_come_meanwhile(
+    engine: Engine,
+    queue: JobQueue,
+    jobs: Jobs,
+    start_worker: Start,
+    held: threading.Event,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for looks in ("ORDERS_SEC", "PRESENCE_SEC"):  # none by itself as long as this takes
+        monkeypatch.setattr(maintenance, looks, 600)
+    worker = start_worker(node_name="w1", poll_sec=600)
+    wait_for(lambda: types(jobs), "its row is there")
+    assert drain(engine, NAMES, "w1", by="me", last_too=True)
+    wait_for(lambda: worker.health().drained and types(jobs) == [], "the worker and its row", 20)
+    # Of these nobody tells.
+    jobs.add("quick", 3)
+    ((token,),) = jobs.sql("SELECT sync_token_of('k')")
+    jobs.add("quick", 3, key="k", token_id=token)
+    assert undrain(engine, NAMES, "w1")
+    jobs.wait(completed=6, timeout=20)
+    wait_for(lambda: types(jobs) == ["quick", "slow"], "its row says that it takes jobs", 20)
 
 
 def test_without_notifications_it_hears_within_a_second(
