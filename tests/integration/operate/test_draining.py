@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from sqlalchemy import URL, Engine, create_engine, event
@@ -13,6 +14,7 @@ from jobsync_orm.exceptions import OperationRefused
 from jobsync_orm.naming import Names
 from jobsync_orm.operate import Operations, drain, undrain, watch_drain
 from tests.integration.cluster import QUICK, Cluster, wait_for
+from tests.integration.coordinator.backstage import add_node
 
 NAMES = Names()
 
@@ -98,6 +100,27 @@ def test_the_last_one_only_if_it_is_wanted(engine: Engine, job: Job, settled: Ca
     assert not job.can_claim_task(1)
     assert undrain(engine, NAMES, "w1")
     settled(w1=10_000)
+
+
+@pytest.mark.parametrize(
+    "other", [{"state": "away", "rejoin_grace_sec": 60}, {"silent_sec": 5, "heartbeat_timeout_sec": 4}]
+)
+def test_one_that_is_away_or_silent_does_not_take_what_the_last_one_has(engine: Engine, other: dict[str, Any]) -> None:
+    with engine.begin() as connection:
+        add_node(connection, "w1")
+        add_node(connection, "w2", ordinal=1, **other)
+    with pytest.raises(OperationRefused, match="'w1' is the last node that takes tokens"):
+        drain(engine, NAMES, "w1", by="me")
+    assert drain(engine, NAMES, "w2", by="me"), "w1 takes them"
+
+
+def test_what_cannot_be_stored_changes_nothing(engine: Engine) -> None:
+    with engine.begin() as connection:
+        add_node(connection, "w1")
+    for given in ({"by": "a\0"}, {"by": "me", "reason": "\ud800"}):
+        with pytest.raises(OperationRefused):
+            drain(engine, NAMES, "w1", last_too=True, **given)
+    assert Operations(engine, NAMES).status().drained == ()
 
 
 def test_nobody_of_that_name(engine: Engine, job: Job) -> None:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import URL, Engine, create_engine, event, text
 
 from jobsync_orm.exceptions import OperationRefused
 from jobsync_orm.naming import Names
@@ -25,6 +25,12 @@ def found(engine: Engine, node: str) -> Member:
 
 def outcome(watched: Iterator[Watched]) -> str | None:
     return list(watched)[-1].outcome
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks follow each other closely."""
+    monkeypatch.setattr("jobsync_orm.operate.evicting.LOOK_SEC", 0.05)
 
 
 def add(engine: Engine, name: str, **columns: object) -> None:
@@ -52,6 +58,7 @@ def claims(engine: Engine) -> int:
         return connection.execute(text("SELECT count(*) FROM sync_claim")).scalar_one()
 
 
+@pytest.mark.usefixtures("quick")
 def test_a_silent_node_is_watched_and_taken_out(engine: Engine) -> None:
     """Where nobody leads."""
     add(engine, "w9")
@@ -74,6 +81,7 @@ def test_a_heartbeat_that_goes_on_is_respected(engine: Engine) -> None:
     assert claims(engine) == 1
 
 
+@pytest.mark.usefixtures("quick")
 def test_a_look_after_a_long_pause_is_no_evidence(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     add(engine, "w9")
     watched = evict(engine, NAMES, found(engine, "w9"))
@@ -84,12 +92,77 @@ def test_a_look_after_a_long_pause_is_no_evidence(engine: Engine, monkeypatch: p
     assert find_member(engine, NAMES, "w9") is not None
 
 
+def beat(engine: Engine, ago: float, **columns: object) -> None:
+    """The node's heartbeat of so many seconds ago arrives just now."""
+    more = "".join(f", {name} = :{name}" for name in columns)
+    with engine.begin() as connection:
+        connection.execute(
+            text(f"UPDATE sync_node SET last_heartbeat = clock_timestamp() - :ago * interval '1 second'{more}"),
+            {"ago": ago, **columns},
+        )
+
+
+@pytest.mark.usefixtures("quick")
+def test_one_that_is_young_by_the_databases_clock_is_left_alone_however_long_it_was_watched(engine: Engine) -> None:
+    """This process's clock may run fast. Nothing is even tried: each try would raise the cluster's revision."""
+    add(engine, "w9", age=-60, timeout=0.1)
+    versions = "SELECT epoch, revision FROM sync_cluster"
+    with engine.connect() as connection:
+        before = connection.execute(text(versions)).one()
+    seen = [watched for watched, _ in zip(evict(engine, NAMES, found(engine, "w9")), range(8), strict=False)]
+    assert seen[-1].still_sec > 2 * seen[-1].needed_sec
+    assert found(engine, "w9").age_sec < 0
+    with engine.connect() as connection:
+        assert connection.execute(text(versions)).one() == before
+
+
+@pytest.mark.usefixtures("quick")
+def test_one_that_was_heard_of_at_the_last_moment_is_left_alone(database: URL, engine: Engine) -> None:
+    """The heartbeat comes when the evidence is complete, before the statement that goes by it."""
+    add(engine, "w9", timeout=0.3)
+    mine = create_engine(database)
+    late: list[str] = []
+
+    @event.listens_for(mine, "before_cursor_execute")
+    def comes_late(connection: object, cursor: object, statement: str, *more: object) -> None:
+        if "DELETE" in statement and not late:
+            late.append(statement)
+            beat(engine, 50)
+
+    assert outcome(evict(mine, NAMES, found(engine, "w9"))) == "alive"
+    mine.dispose()
+    assert len(late) == 1
+    assert claims(engine) == 1
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_heartbeat_between_finding_and_expelling_is_no_sign_that_it_goes_on(engine: Engine) -> None:
+    add(engine, "w9", timeout=0.3)
+    member = found(engine, "w9")
+    beat(engine, 40)
+    expel(engine, NAMES, member)
+    assert outcome(evict(engine, NAMES, member)) == "evicted"
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_it_is_counted_from_is_the_heartbeat_seen_last(engine: Engine) -> None:
+    """Somebody else expels it while it is watched, right after another heartbeat."""
+    add(engine, "w9", timeout=0.6)
+    watched = evict(engine, NAMES, found(engine, "w9"))
+    assert [next(watched).still_sec > 0 for _ in range(3)] == [False, True, True]
+    beat(engine, 40, expelled=True)
+    assert next(watched).still_sec == 0
+    assert outcome(watched) == "evicted"
+
+
+@pytest.mark.usefixtures("quick")
 def test_the_rest_of_one_that_is_away_is_ended(engine: Engine) -> None:
     add(engine, "w9", state="away", rejoin=3600, age=1)
     assert outcome(evict(engine, NAMES, found(engine, "w9"))) == "evicted"
     assert find_member(engine, NAMES, "w9") is None
 
 
+@pytest.mark.usefixtures("quick")
 def test_one_that_would_rest_is_out_all_the_same(engine: Engine) -> None:
     add(engine, "w9", rejoin=3600)
     assert outcome(evict(engine, NAMES, found(engine, "w9"))) == "evicted"
@@ -155,6 +228,7 @@ def test_a_worker_that_does_not_heed_it_is_told_of(engine: Engine) -> None:
     assert outcome(watched) == "alive"
 
 
+@pytest.mark.usefixtures("quick")
 def test_two_that_evict_one_node_do_no_harm(engine: Engine) -> None:
     add(engine, "w9")
     member = found(engine, "w9")
