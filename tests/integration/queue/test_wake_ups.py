@@ -281,10 +281,11 @@ def test_each_answer_counts_for_the_pace(
     assert min(answers) > 0
 
 
-def test_the_shortest_answer_is_not_remembered_for_ever_nor_of_another_server(
+def test_the_shortest_answer_is_remembered_for_a_minute_and_of_one_server(
     queue: JobQueue, store: Engine, listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used: list[waker.Pace] = []
+    later = 0.0
 
     class Noted(waker.Pace):
         def answered(self, seconds: float) -> None:
@@ -297,19 +298,57 @@ def test_the_shortest_answer_is_not_remembered_for_ever_nor_of_another_server(
         wait_for(lambda: len(used) > told, "the answer")
 
     monkeypatch.setattr(waker, "Pace", Noted)
+    monkeypatch.setattr(waker, "monotonic", lambda: began + later)
+    began = time.monotonic()
     tell()
+    later = 59.0
     tell()
     assert used[-1] is used[-2]
+    later = 61.0
+    tell()
+    assert used[-1] is not used[-2], "the way to the server may have become a longer one"
+    later += 1
     run(
         store,
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
         " WHERE application_name = 'jobsync_orm wake-ups' AND datname = current_database()",
     )
     tell()
-    assert used[-1] is not used[-2]
-    monkeypatch.setattr(waker, "REMEMBERED_SEC", 0.0)
-    tell()
-    assert used[-1] is not used[-2]
+    assert used[-1] is not used[-2], "the server may be another one"
+
+
+def slowed(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Each answer has the next notification follow so long after."""
+
+    class Slow(waker.Pace):
+        def answered(self, _: float) -> None:
+            self.interval = seconds
+
+    monkeypatch.setattr(waker, "Pace", Slow)
+
+
+def test_where_answers_are_late_what_is_committed_meanwhile_is_told_together(
+    queue: JobQueue, listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slowed(monkeypatch, 0.6)
+    began = time.monotonic()
+    queue.submit("first")
+    assert next_heard(listener) == [[["first", 0, False]]]
+    queue.submit("a")
+    queue.submit("b")
+    assert next_heard(listener) == [[["a", 0, False], ["b", 0, False]]]
+    assert time.monotonic() - began >= 0.6
+
+
+def test_who_leaves_tells_what_there_is_before(
+    queue: JobQueue, listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slowed(monkeypatch, 600)
+    queue.submit("first")
+    assert next_heard(listener) == [[["first", 0, False]]]
+    queue.submit("a")
+    queue.dispose()
+    assert listener.heard() == [A]
 
 
 def test_a_transaction_that_never_ends_is_not_looked_at_for_ever(
