@@ -163,8 +163,11 @@ def test_the_rest_of_one_that_is_away_is_ended(engine: Engine) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_one_that_would_rest_is_out_all_the_same(engine: Engine) -> None:
-    add(engine, "w9", rejoin=3600)
+@pytest.mark.parametrize("expelled", [False, True])
+def test_one_that_would_rest_is_out_all_the_same(engine: Engine, expelled: bool) -> None:
+    add(engine, "w9", rejoin=3600, timeout=0.4)
+    if expelled:
+        expel(engine, NAMES, found(engine, "w9"))
     assert outcome(evict(engine, NAMES, found(engine, "w9"))) == "evicted"
     assert find_member(engine, NAMES, "w9") is None
 
