@@ -13,9 +13,10 @@ from sqlalchemy import URL, Engine, create_engine, text
 from jobsync_orm import Job
 from jobsync_orm.exceptions import ConfigurationError, SchemaNotReady
 from jobsync_orm.naming import Names
-from jobsync_orm.operate import NodeTokens, Operations, TokenTally
+from jobsync_orm.operate import NodeTokens, Operations, TokenTally, drain
 from jobsync_orm.operate.counting import AT_ONCE, STRETCH
 from tests.integration.cluster import Cluster, wait_for
+from tests.integration.coordinator.backstage import add_node
 
 
 @pytest.fixture
@@ -157,6 +158,48 @@ def test_silence_rest_and_overdue_marks_are_told(engine: Engine, operations: Ope
         "the cluster has b",
         "3 tokens should h",
         "w9 is silent for ",
+    ]
+
+
+def test_who_leads_is_the_oldest_that_is_there_and_may(engine: Engine, operations: Operations) -> None:
+    with engine.begin() as connection:
+        add_node(connection, "rests", ordinal=1, state="away", rejoin_grace_sec=600)
+        add_node(connection, "may not", ordinal=2)
+        add_node(connection, "leads", ordinal=3, applied_epoch=4)
+        add_node(connection, "next", ordinal=4, applied_epoch=9)
+        connection.execute(text("UPDATE sync_node SET can_lead = false WHERE name = 'may not'"))
+        connection.execute(text("UPDATE sync_cluster SET epoch = 7"))
+    found = operations.status()
+    assert found.leader == "leads"
+    assert {node.name: node.leader for node in found.nodes} == {
+        "rests": False,
+        "may not": False,
+        "leads": True,
+        "next": False,
+    }
+    assert [node.behind_epochs for node in found.nodes] == [7, 7, 3, 0]
+    assert [node.lease_left_sec > 0 for node in found.nodes] == [False, True, True, True]
+
+
+def test_where_none_may_lead_that_is_the_problem(engine: Engine, operations: Operations, job: Job) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE sync_node SET can_lead = false"))
+    found = operations.status()
+    assert (found.leader, found.healthy) == (None, False)
+    assert found.problems[0].startswith("no live node may lead (can_lead=False everywhere)")
+
+
+def test_orders_to_drain_are_told_by_name_those_for_others_too(engine: Engine, operations: Operations) -> None:
+    with engine.begin() as connection:
+        for n, name in enumerate(("w2", "w1")):
+            add_node(connection, name, ordinal=n)
+    for name in ("w2", "w1"):
+        assert drain(engine, Names(), name, by=f"who drains {name}", last_too=True)
+    with engine.begin() as connection:
+        connection.execute(text("DELETE FROM sync_node WHERE name = 'w1'"))
+    assert [(order.node, order.by, order.registered) for order in operations.status().drained] == [
+        ("w1", "who drains w1", False),
+        ("w2", "who drains w2", True),
     ]
 
 

@@ -12,7 +12,7 @@ from jobsync_orm.models.states import JobState
 from jobsync_orm.naming import Names
 from jobsync_orm.operate import JobFilter, JobFinder, why_it_waits
 from jobsync_orm.queue import JobQueue
-from tests.integration.queue.rows import SQL, depend, put
+from tests.integration.queue.rows import LATER, SQL, depend, put
 
 
 @pytest.fixture
@@ -59,6 +59,25 @@ def test_each_filter(finder: JobFinder, engine: Engine) -> None:
     assert found(types=("mail",), key="k") == []
     (job,) = finder.page(JobFilter(types=("mail",)))
     assert (job.state, job.run_at is not None, job.error) == (JobState.SCHEDULED, True, None)
+
+
+def test_a_moment_is_told_of_jobs_that_wait_for_it(finder: JobFinder, engine: Engine) -> None:
+    waiting = {put(engine, state, run_at=LATER)[0] for state in ("scheduled", "retrying", "blocked")}
+    for state in ("pending", "processing", "completed", "failed", "cancelled"):
+        put(engine, state, run_at=LATER)
+    assert {job.id for job in finder.page(JobFilter()) if job.run_at is not None} == waiting
+
+
+def test_ids_of_a_queue_that_has_run_for_long(finder: JobFinder, engine: Engine) -> None:
+    (first,), (last,) = put(engine), put(engine, id=2**62)
+    assert [job.id for job in finder.page(JobFilter())] == [last, first]
+    assert finder.span() == (first, last)
+
+
+def test_every_job_is_meant_only_where_nothing_is_said() -> None:
+    assert JobFilter().empty
+    for given in ({"types": ("t",)}, {"states": ("failed",)}, {"key": "k"}, {"error": "e"}):
+        assert not JobFilter(**given).empty  # type: ignore[arg-type]
 
 
 def test_what_cannot_be_asked(finder: JobFinder) -> None:
