@@ -7,8 +7,8 @@ import signal
 import threading
 
 import pytest
-from sqlalchemy import URL, Engine, Identity, String, create_engine, text
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import URL, Engine, Identity, String, create_engine, event, text
+from sqlalchemy.exc import DBAPIError, IntegrityError, ProgrammingError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from jobsync_orm import CoordinationConfig, Job, JobQueue, TokenOwned, migrate
@@ -20,6 +20,7 @@ from jobsync_orm.naming import Names
 from jobsync_orm.operate import Operations, Resharded, add_pin, evict, find_member, list_pins, reshard, survey
 from jobsync_orm.pins import PinBoard
 from tests.integration.cluster import QUICK, Cluster, wait_for
+from tests.integration.coordinator.backstage import add_node
 
 NAMES = Names()
 OLD, NEW = 10_000, 700
@@ -108,6 +109,14 @@ def test_everything_that_holds_a_token_gets_its_new_one(database: URL, tables: E
         queue.enqueue(session, "work", {})
         session.commit()
     add_pin(tables, NAMES, "A1", "gpu-%", created_by="me")
+    with tables.begin() as connection:  # of workers that are gone
+        connection.execute(text("INSERT INTO sync_claim SELECT 't', 1, 'w0', gen_random_uuid(), 1"))
+        connection.execute(
+            text(
+                "UPDATE sync_token SET node = 'w0', next_node = 'w9', next_epoch = 1, drain_deadline = now()"
+                " WHERE token_id < 5"
+            )
+        )
     before = state(tables)
     seen = survey(tables, NAMES, NEW)
     assert (seen.total_before, seen.total_after, seen.nodes, seen.obstacles) == (OLD, NEW, (), ())
@@ -131,6 +140,8 @@ def test_everything_that_holds_a_token_gets_its_new_one(database: URL, tables: E
     assert scalar(tables, "SELECT token_id FROM item WHERE sku = 'A1'") == task_to_token("A1", NEW)
     assert state(tables)[:2] == (NEW, NEW)
     assert scalar(tables, "SELECT max(token_id) FROM sync_token") == NEW - 1
+    of_somebody = "SELECT count(*) FROM sync_token WHERE num_nonnulls(node, next_node, next_epoch, drain_deadline) > 0"
+    assert scalar(tables, of_somebody) == scalar(tables, "SELECT count(*) FROM sync_claim") == 0
     assert scalar(tables, "SELECT count(*) FROM item WHERE touched <> 0") == 0, "triggers are not for this"
     assert state(tables)[4:] == before[4:], "triggers and identities are as they were"
     (pin,) = list_pins(tables, NAMES)
@@ -184,6 +195,14 @@ def test_refused_while_a_node_is_registered(tables: Engine, job: Job) -> None:
     assert state(tables) == before
 
 
+def test_refused_while_one_is_away_that_may_come_back(engine: Engine) -> None:
+    with engine.begin() as connection:
+        add_node(connection, "w1", state="away", rejoin_grace_sec=600)
+    with pytest.raises(OperationRefused, match=r"1 node is registered \(w1\).*jobsync-orm evict"):
+        reshard(engine, NAMES, NEW)
+    assert scalar(engine, "SELECT total_tokens FROM sync_cluster") == OLD
+
+
 @pytest.mark.parametrize(
     ("sql", "message"),
     [
@@ -224,6 +243,84 @@ def test_pins_that_would_meet_are_named(tables: Engine) -> None:
     before = state(tables)
     with pytest.raises(LockConflict):
         reshard(tables, NAMES, 7)
+    assert state(tables) == before
+
+
+def test_a_pin_that_has_expired_meets_nobody(engine: Engine) -> None:
+    add_pin(engine, NAMES, "x", "gpu-%", created_by="me")
+    add_pin(engine, NAMES, "y", "cpu-%", created_by="me")
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE sync_lock SET expires_at = now() - interval '1 s' WHERE task_id = 'y'"))
+    assert reshard(engine, NAMES, 1).total_after == 1
+    assert scalar(engine, "SELECT token_id FROM sync_lock WHERE task_id = 'x'") == 0
+
+
+def test_a_table_that_is_made_meanwhile_is_not_left_out(tables: Engine) -> None:
+    before = state(tables)[:4]
+    mine = create_engine(tables.url)
+    made: list[str] = []
+
+    @event.listens_for(mine, "before_cursor_execute")
+    def make(connection: object, cursor: object, statement: str, *more: object) -> None:
+        if statement.startswith("LOCK TABLE") and not made:  # it has looked, and the function is what it was
+            made.append(statement)
+            with tables.begin() as other:
+                other.exec_driver_sql(
+                    "CREATE TABLE new (sku text, token_id int GENERATED ALWAYS AS (sync_token_of(sku)) STORED)"
+                )
+
+    with pytest.raises(OperationRefused, match="was made just now: try again"):
+        reshard(mine, NAMES, NEW)
+    mine.dispose()
+    assert state(tables)[:4] == before
+    assert reshard(tables, NAMES, NEW).tables == 5
+
+
+def test_who_may_not_see_all_rows_changes_none(database: URL, engine: Engine) -> None:
+    """An owner that row security holds for: an error rather than rows that keep their old tokens."""
+    role = f"owner_{database.database}"
+    everything = "SELECT format('ALTER %s %s OWNER TO ' || :role, kind, name) FROM ({}) AS o (kind, name)".format(
+        "SELECT 'TABLE', oid::regclass::text FROM pg_class"
+        " WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace UNION ALL"
+        " SELECT 'FUNCTION', oid::regprocedure::text FROM pg_proc WHERE pronamespace = 'public'::regnamespace"
+    ).replace("::", r"\:\:")
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE item (sku text)")
+        connection.exec_driver_sql("INSERT INTO item SELECT 'A' || n FROM generate_series(1, 50) n")
+        connection.exec_driver_sql(
+            "ALTER TABLE item ADD token_id int GENERATED ALWAYS AS (sync_token_of(sku)) STORED,"
+            " ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY"
+        )
+        connection.exec_driver_sql("CREATE POLICY few ON item USING (sku < 'A2')")
+        connection.exec_driver_sql(f"CREATE ROLE {role} LOGIN")
+        connection.exec_driver_sql(f"GRANT CREATE, USAGE ON SCHEMA public TO {role}")
+        for (statement,) in connection.execute(text(everything), {"role": role}).all():
+            connection.exec_driver_sql(statement)
+    before = scalar(engine, "SELECT sum(token_id) FROM item")
+    theirs = create_engine(database.set(username=role))
+    try:
+        with pytest.raises(ProgrammingError, match="row-level security"):
+            reshard(theirs, NAMES, NEW)
+        assert scalar(engine, "SELECT sum(token_id) FROM item") == before
+        assert scalar(engine, "SELECT total_tokens FROM sync_cluster") == OLD
+    finally:
+        theirs.dispose()
+        with engine.begin() as connection:
+            connection.exec_driver_sql(f"DROP OWNED BY {role} CASCADE")
+            connection.exec_driver_sql(f"DROP ROLE {role}")
+
+
+def test_a_process_that_does_not_go_on_holds_up_nobody(tables: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jobsync_orm.operate.resharding.IDLE_SEC", 0.2)
+    before = state(tables)
+
+    def pause(at: int, all: int, what: str) -> None:
+        if what == "tokens and pins":
+            ended = "SELECT NOT EXISTS (SELECT 1 FROM pg_locks WHERE relation = 'item'\\:\\:regclass)"
+            wait_for(lambda: scalar(tables, ended), "the server has ended the transaction", 30)
+
+    with pytest.raises(DBAPIError, match=r"idle-in-transaction|closed"):
+        reshard(tables, NAMES, NEW, pause)
     assert state(tables) == before
 
 
@@ -280,17 +377,29 @@ def test_who_writes_meanwhile_waits_and_gets_a_new_token(tables: Engine) -> None
             started.set()
             connection.execute(text("INSERT INTO item (sku, touched) VALUES ('meanwhile', 0)"))
 
+    def enqueue() -> None:
+        with tables.begin() as connection:
+            queue.enqueue(connection, "t", {}, key="meanwhile")
+
+    queue = JobQueue(engine=tables, wake=False)
+
     def meanwhile(at: int, all: int, what: str) -> None:
         if not threads:
-            threads.append(threading.Thread(target=insert))
-            threads[0].start()
+            threads.extend(threading.Thread(target=write) for write in (insert, enqueue))
+            for thread in threads:
+                thread.start()
             started.wait(10)
             assert scalar(tables, "SELECT count(*) FROM item") == 3000, "who reads does not wait"
-            waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'item'\\:\\:regclass"
-            wait_for(lambda: scalar(tables, waits), "it waits")
+            waits = (
+                "SELECT count(*) = 2 FROM pg_locks WHERE NOT granted"
+                " AND relation IN ('item'\\:\\:regclass, 'sync_job'\\:\\:regclass)"
+            )
+            wait_for(lambda: scalar(tables, waits), "they wait")
 
     reshard(tables, NAMES, NEW, meanwhile)
-    threads[0].join(10)
+    for thread in threads:
+        thread.join(10)
+    assert scalar(tables, "SELECT count(*) FROM sync_job") == 1
     assert scalar(tables, "SELECT count(*) FROM item") == 3001
     assert wrong(tables) == 0
 
