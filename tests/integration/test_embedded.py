@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -201,9 +202,39 @@ def test_server_left_without_a_guardian_is_joined_and_then_stopped(folder: Path,
 def test_who_leaves_politely_leaves_no_guardian(folder: Path, user: Callable[..., User]) -> None:
     one = user()
     one.wait_up()
-    assert len(guardians(folder)) == 1
+    (guardian,) = guardians(folder)
+    assert os.getsid(guardian) == guardian, "a terminal's Ctrl-C does not reach it"
     one.leave()
     wait_for(lambda: guardians(folder) == [], "nobody waits any more")
+
+
+def test_the_guardian_leaves_the_server_to_who_holds_the_second_lock_alone(
+    folder: Path, user: Callable[..., User]
+) -> None:
+    """As a user of an older release does."""
+    one = user()
+    one.wait_up()
+    with folder.with_name(f".{folder.name}.users").open("r+") as older:
+        fcntl.flock(older, fcntl.LOCK_SH)
+        one.kill()
+        wait_for(lambda: guardians(folder) == [], "nobody waits any more")
+        assert answers(folder)
+    two = user()
+    two.wait_up()
+    two.leave()
+
+
+def test_of_a_killed_user_no_folder_of_a_socket_stays(folder: Path) -> None:
+    deep = folder.with_name("deep" * 30) / "data"
+    shutil.copytree(folder, deep)
+    own(deep, folder)
+    one = User(deep)
+    sockets = Path(one.wait_up())
+    assert sockets != deep
+    assert sockets.is_dir()
+    one.kill()
+    wait_for(lambda: not sockets.exists(), "the temporary folder of the socket goes")
+    assert postmaster(deep) is None
 
 
 def test_killed_server_is_started_again_for_the_next_who_asks(folder: Path, user: Callable[..., User]) -> None:
