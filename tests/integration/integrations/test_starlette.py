@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -140,6 +142,92 @@ def test_an_own_lifespan_that_fails_leaves_no_node(config: CoordinationConfig, e
     assert nodes(engine) == []
 
 
+def test_an_own_lifespan_that_does_not_end_well_leaves_no_node_either(
+    config: CoordinationConfig, queue: JobQueue, engine: Engine
+) -> None:
+    workers: list[JobWorker] = []
+    queue.register("nothing", lambda ctx: None)
+
+    @asynccontextmanager
+    async def own(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        raise ZeroDivisionError
+
+    app = shop(jobsync_lifespan(config, node_name="web", lifespan=own, worker=lambda job: JobWorker(queue, job=job)))
+    with pytest.raises(ZeroDivisionError), TestClient(app) as client:
+        workers.append(client.app.state.jobsync.worker)  # type: ignore[attr-defined]
+    assert [worker.health().state for worker in workers] == ["stopped"]
+    assert nodes(engine) == []
+
+
+def test_where_the_worker_does_not_start_what_has_begun_is_ended(config: CoordinationConfig, engine: Engine) -> None:
+    happened: list[str] = []
+
+    @asynccontextmanager
+    async def own(app: FastAPI) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            happened.append(f"ends with {nodes(engine)}")
+
+    def fails(job: Job) -> JobWorker:
+        raise ZeroDivisionError
+
+    with (
+        pytest.raises(ZeroDivisionError),
+        TestClient(shop(jobsync_lifespan(config, node_name="web", lifespan=own, worker=fails))),
+    ):
+        pass
+    assert happened == ["ends with ['web']"]
+    assert nodes(engine) == []
+
+
+def test_where_the_worker_does_not_stop_well_the_job_leaves(
+    config: CoordinationConfig, queue: JobQueue, engine: Engine
+) -> None:
+    queue.register("nothing", lambda ctx: None)
+
+    class Stubborn(JobWorker):
+        def stop(self, grace_sec: float | None = None) -> None:
+            super().stop(0)
+            raise ZeroDivisionError
+
+    app = shop(jobsync_lifespan(config, node_name="web", worker=lambda job: Stubborn(queue, job=job)))
+    with pytest.raises(ZeroDivisionError), TestClient(app):
+        pass
+    assert nodes(engine) == []
+
+
+def test_a_signal_while_it_starts_is_the_servers_and_ends_the_start(config: CoordinationConfig, engine: Engine) -> None:
+    told: list[int] = []
+
+    def of_the_server(number: int, frame: object) -> None:
+        told.append(number)
+
+    async def main() -> None:
+        async with jobsync_lifespan(config, node_name="web")(app):
+            assert signal.getsignal(signal.SIGTERM) is of_the_server, "once it has started"
+        config.minimum_nodes = 2
+        starting = asyncio.ensure_future(jobsync_lifespan(config, node_name="web")(app).__aenter__())
+        deadline = time.monotonic() + 30
+        while nodes(engine) != ["web"]:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(NotRunning):
+            await asyncio.wait_for(starting, 30)
+
+    app = FastAPI()
+    before = signal.signal(signal.SIGTERM, of_the_server)
+    try:
+        asyncio.run(main())
+        assert signal.getsignal(signal.SIGTERM) is of_the_server
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert told == [signal.SIGTERM]
+    assert nodes(engine) == []
+
+
 def test_standalone() -> None:
     with TestClient(shop(jobsync_lifespan(None))) as client:
         assert client.get("/mine").json() == {"node": "standalone", "tokens": 10_000}
@@ -199,12 +287,74 @@ def test_not_ready_before_and_while_leaving(config: CoordinationConfig) -> None:
 
 
 def test_live_says_no_if_the_loop_has_ended_by_itself(config: CoordinationConfig) -> None:
-    host = Host(config, {}, "web")
+    app = shop(jobsync_lifespan(config, node_name="web"))
+    app.mount("/inner", Starlette(routes=health_routes()))
+    with TestClient(app) as client:
+        current_host(app).job.stop()  # not the host's doing
+        problems = ["the job's loop has ended by itself; the log says why"]
+        for prefix in ("/health", "/inner"):
+            for probe, status in (("live", "dead"), ("ready", "not ready")):
+                answer = client.get(f"{prefix}/{probe}")
+                assert (answer.status_code, answer.headers["cache-control"]) == (503, "no-store")
+                assert answer.json() == {"status": status, "node": "web", "problems": problems}
+
+
+def test_live_says_no_if_the_workers_loop_has(config: CoordinationConfig, queue: JobQueue) -> None:
+    queue.register("nothing", lambda ctx: None)
+    host = Host(config, {}, "web", worker=lambda job: JobWorker(queue, job=job))
+    host.start_job()
+    try:
+        host.start_worker()
+        assert host.live().ok
+        assert host.worker is not None
+        host.worker.stop()  # not the host's doing
+        assert host.live().problems == ("the worker's loop has ended by itself; the log says why",)
+        assert host.ready().problems == host.live().problems
+    finally:
+        host.stop_worker()
+        host.stop_job()
+
+
+def test_not_ready_while_the_worker_ends_what_it_runs(config: CoordinationConfig, queue: JobQueue) -> None:
+    runs, go_on = threading.Event(), threading.Event()
+
+    @queue.handler("slow")
+    def slow(ctx: Any) -> None:
+        runs.set()
+        assert go_on.wait(30)
+
+    host = Host(config, {}, "web", worker=lambda job: JobWorker(queue, job=job))
     job = host.start_job()
-    job.stop()  # not the host's doing
-    assert (host.live().ok, host.live().problems) == (False, ("the job's loop has ended by itself; the log says why",))
-    assert not host.ready().ok
+    host.start_worker()
+    queue.submit("slow", {})
+    assert runs.wait(30)
+    assert host.ready().ok
+    stopping = threading.Thread(target=host.stop_worker)
+    stopping.start()
+    try:
+        wait_for(lambda: not host.ready().ok, "the server sends requests to others")
+        assert host.live().ok
+        assert job.am_i_healthy(), "it keeps its tokens until its jobs have ended"
+    finally:
+        go_on.set()
+        stopping.join()
+        host.stop_job()
+
+
+def test_a_host_starts_once(config: CoordinationConfig, engine: Engine) -> None:
+    host = Host(config, {}, "web")
+    host.start_job()
+    with pytest.raises(NotRunning, match="an application starts up once"):
+        host.start_job()
     host.stop_job()
+    with pytest.raises(NotRunning, match="an application starts up once"):
+        host.start_job()
+    for given in (config, None):
+        never = Host(given, {}, "web")
+        never.give_up()
+        with pytest.raises(NotRunning):
+            never.start_job()
+    assert nodes(engine) == []
 
 
 def test_problems_of_the_worker_without_what_the_database_said(
