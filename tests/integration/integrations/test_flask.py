@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +19,7 @@ from jobsync_orm import (
     ConfigurationError,
     CoordinationConfig,
     ForkedJob,
+    Job,
     JobQueue,
     JobWorker,
     NotRunning,
@@ -87,6 +89,7 @@ def test_the_first_request_starts_the_job(make: Make, engine: Engine) -> None:
     app = make(JobSync())
     client = app.test_client()
     assert client.get("/health/live").json == {"status": "live", "node": None, "problems": []}
+    assert "jobsync-start" not in {thread.name for thread in threading.enumerate()}, "of this probe nothing begins"
     assert nodes(engine) == []
     assert client.get("/mine").json == {"node": "web", "tokens": 10_000}
     ready = client.get("/health/ready")
@@ -94,15 +97,51 @@ def test_the_first_request_starts_the_job(make: Make, engine: Engine) -> None:
     app.extensions["jobsync"].stop()
     assert nodes(engine) == []
     assert client.get("/health/ready").json["problems"] == ["the job is leaving its cluster"]
+    assert client.get("/pid").status_code == 200, "what needs no job is answered to the end"
     with pytest.raises(NotRunning, match="has been stopped"):
         app.extensions["jobsync"].start()
 
 
 def test_a_request_that_needs_no_job_does_not_wait_for_it(make: Make, engine: Engine) -> None:
-    client = make(JobSync(), JOBSYNC_MINIMUM_NODES=2).test_client()
+    app = make(JobSync(), JOBSYNC_MINIMUM_NODES=2)
+    client = app.test_client()
     assert client.get("/pid").text == str(os.getpid())
     wait_for(lambda: nodes(engine) == ["web"], "it has begun to start")
-    assert client.get("/health/ready").status_code == 503
+    ready = client.get("/health/ready")
+    assert (ready.status_code, ready.headers["cache-control"], ready.json["status"]) == (503, "no-store", "not ready")
+    began = time.monotonic()
+    app.extensions["jobsync"].stop()
+    assert time.monotonic() - began < 60, "who leaves does not wait for the start, which may take two minutes"
+    assert nodes(engine) == []
+
+
+def test_live_says_no_if_the_loop_has_ended_by_itself(make: Make) -> None:
+    app = make(JobSync())
+    client = app.test_client()
+    app.extensions["jobsync"].start().stop()  # not the extension's doing
+    for probe, status in (("live", "dead"), ("ready", "not ready")):
+        answer = client.get(f"/health/{probe}")
+        assert (answer.status_code, answer.headers["cache-control"]) == (503, "no-store")
+        assert answer.json["status"] == status
+        assert answer.json["problems"] == ["the job's loop has ended by itself; the log says why"]
+
+
+def test_where_the_worker_does_not_start_no_node_is_left(make: Make, engine: Engine, queue: JobQueue) -> None:
+    queue.register("nothing", lambda ctx: None)
+    tries: list[Job] = []
+
+    def worker(job: Job) -> JobWorker:
+        tries.append(job)
+        if len(tries) == 1:
+            raise ZeroDivisionError
+        return JobWorker(queue, job=job)
+
+    process = make(JobSync(worker=worker)).extensions["jobsync"]
+    with pytest.raises(ZeroDivisionError):
+        process.start()
+    assert nodes(engine) == []
+    assert process.start() is tries[1]
+    assert process.ready().ok
 
 
 def test_a_probe_starts_it(make: Make) -> None:
@@ -253,6 +292,26 @@ class TestCommands:
         done = self.run(app, "nodes")
         assert done.exit_code == 2
         assert "other_" in done.stderr
+
+    def test_what_is_said_holds_in_place_of_the_applications(
+        self, make: Make, database: URL, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("JOBSYNC_DATABASE_URL", raising=False)
+        app = make(JobSync(), JOBSYNC_APPNAME="other_", JOBSYNC_SCHEMA="elsewhere")
+        done = self.run(app, "nodes")
+        assert (done.exit_code, "appname 'other_' in schema 'elsewhere'" in done.stderr) == (2, True)
+        done = self.run(app, "nodes", "--appname", "third_", "--schema", "there")
+        assert (done.exit_code, "appname 'third_' in schema 'there'" in done.stderr) == (2, True)
+        url = database.render_as_string(hide_password=False)
+        done = self.run(app, "nodes", "--json", "--url", url)
+        assert (done.exit_code, json.loads(done.stdout)) == (1, []), "another database has its own appname"
+
+    def test_a_worker_has_the_cluster_of_its_queue(self) -> None:
+        app = Flask("shop")
+        app.config["JOBSYNC_STANDALONE"] = True
+        JobSync(app)
+        done = self.run(app, "worker", "no_such_module:queue")
+        assert (done.exit_code, "no_such_module" in done.stderr) == (2, True)
 
     def test_help_and_a_standalone_job(self) -> None:
         app = Flask("shop")

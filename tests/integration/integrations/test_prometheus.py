@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,13 @@ from sqlalchemy import URL, Engine, create_engine, event, text
 from jobsync_orm import ConfigurationError, CoordinationConfig, Discard, Job, JobQueue, JobWorker, OwnershipLost
 from jobsync_orm.integrations import prometheus
 from jobsync_orm.integrations.catalogue import METRICS
+from jobsync_orm.integrations.readings import appname_of
+from jobsync_orm.naming import Names
 from jobsync_orm.orm import OwnedSession
+from tests.conftest import Server
 from tests.integration.claiming import give_away
 from tests.integration.cluster import QUICK, ROOT, Cluster, wait_for
+from tests.integration.coordinator.backstage import add_node
 from tests.integration.orm.models import Base, Item
 
 
@@ -175,6 +180,84 @@ def test_a_queue_whose_worker_stops(queue: JobQueue, registry: CollectorRegistry
     wait_for(lambda: Scrape(registry).one("jobsync_attempts_total", node="w1") is None, "w1 is forgotten")
     assert Scrape(registry).one("jobsync_jobs_enqueued_total", type="work") == 1
     registration.unregister()
+
+
+def test_a_node_that_comes_again_is_counted_from_zero(queue: JobQueue, registry: CollectorRegistry) -> None:
+    queue.register("work", lambda ctx: None)
+    registration = prometheus.register(queue, registry=registry)
+    for _ in range(2):
+        with JobWorker(queue, node_name="w1"):
+            queue.submit("work")
+            wait_for(lambda: Scrape(registry).one("jobsync_attempts_total", node="w1") == 1, "it has run")
+        wait_for(lambda: Scrape(registry).one("jobsync_attempts_total", node="w1") is None, "w1 is forgotten")
+    registration.unregister()
+
+
+def test_what_is_registered_twice_is_counted_once_until_both_are_out(
+    queue: JobQueue, registry: CollectorRegistry
+) -> None:
+    one, two = (prometheus.register(queue, registry=registry, reads="always") for _ in range(2))
+    queue.submit("mail")
+    assert Scrape(registry).one("jobsync_jobs_enqueued_total", type="mail") == 1
+    assert Scrape(registry).one("jobsync_queue_jobs", type="mail", state="pending") == 1
+    one.unregister()
+    queue.submit("mail")
+    assert Scrape(registry).one("jobsync_jobs_enqueued_total", type="mail") == 2
+    two.unregister()
+    assert list(registry.collect()) == []
+    again = prometheus.register(queue, registry=registry)
+    assert Scrape(registry).one("jobsync_jobs_enqueued_total", type="mail") is None, "it begins anew"
+    again.unregister()
+
+
+def test_what_the_tables_say_of_the_cluster(job: Job, engine: Engine, registry: CollectorRegistry) -> None:
+    prometheus.register(job, registry=registry, read_every_sec=0.01)
+    job.register_locks_bulk([("a", "gpu-%", None), ("b", "gpu-%", None)])
+    with engine.begin() as connection:
+        add_node(connection, "rests", state="away", rejoin_grace_sec=600, ordinal=-1)
+    wait_for(lambda: Scrape(registry).one("jobsync_parked_tokens", appname="sync_") == 2, "two are parked")
+    found = Scrape(registry)
+    assert found.one("jobsync_draining_tokens", appname="sync_") == 0
+    assert found.one("jobsync_cluster_nodes", appname="sync_") == 1, "who is away is no member"
+
+
+def test_a_node_without_its_database_says_that_it_owns_nothing(
+    database: URL, server: Server, registry: CollectorRegistry
+) -> None:
+    own = create_engine(database)
+    with Job("w1", CoordinationConfig(engine=own, **QUICK)) as job:
+        prometheus.register(job, registry=registry, reads="never")
+        assert Scrape(registry).one("jobsync_tokens_owned", node="w1") == 10_000
+        with server.connect() as admin:
+            admin.execute(f"ALTER DATABASE {database.database} ALLOW_CONNECTIONS false")
+            admin.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [database.database]
+            )
+            wait_for(lambda: Scrape(registry).one("jobsync_healthy", node="w1") == 0, "its connection is gone")
+            assert Scrape(registry).one("jobsync_tokens_owned", node="w1") == 0
+            wait_for(lambda: Scrape(registry).one("jobsync_connections_lost_total", node="w1"), "it is counted")
+            admin.execute(f"ALTER DATABASE {database.database} ALLOW_CONNECTIONS true")
+        wait_for(lambda: Scrape(registry).one("jobsync_tokens_owned", node="w1") == 10_000, "it has them again")
+    own.dispose()
+
+
+def test_attempts_that_run_now(queue: JobQueue, registry: CollectorRegistry) -> None:
+    go_on = threading.Event()
+    queue.register("work", lambda ctx: go_on.wait(30))
+    worker = JobWorker(queue, node_name="w1", concurrency=2)
+    prometheus.register(worker, registry=registry)
+    with worker:
+        for _ in range(2):
+            queue.submit("work")
+        wait_for(lambda: Scrape(registry).one("jobsync_worker_running_attempts", node="w1") == 2, "two run")
+        assert Scrape(registry).one("jobsync_worker_abandoned_attempts", node="w1") == 0
+        go_on.set()
+
+
+def test_a_cluster_is_called_by_its_schema_too() -> None:
+    config = CoordinationConfig(url="postgresql://h/d", appname="shop_", schema="prod")
+    assert appname_of(config.names) == "prod.shop_"
+    assert appname_of(Names("shop_")) == "shop_"
 
 
 def test_a_forked_child_counts_and_reads_for_itself(queue: JobQueue, registry: CollectorRegistry) -> None:
