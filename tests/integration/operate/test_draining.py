@@ -114,6 +114,17 @@ def test_one_that_is_away_or_silent_does_not_take_what_the_last_one_has(engine: 
     assert drain(engine, NAMES, "w2", by="me"), "w1 takes them"
 
 
+def test_a_claim_whose_token_is_anothers_by_now_holds_nothing_up(engine: Engine) -> None:
+    with engine.begin() as connection:
+        incarnation = add_node(connection, "w1")
+        connection.exec_driver_sql(
+            "INSERT INTO sync_claim (task_id, token_id, node, incarnation, epoch) VALUES ('t', 1, 'w1', %s, 1)",
+            (incarnation,),
+        )
+    (left,) = watch_drain(engine, NAMES, "w1", 60)
+    assert (left.tokens, left.claims, left.done) == (0, 1, True)
+
+
 def test_what_cannot_be_stored_changes_nothing(engine: Engine) -> None:
     with engine.begin() as connection:
         add_node(connection, "w1")
