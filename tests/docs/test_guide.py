@@ -12,8 +12,9 @@ import sys
 import threading
 import urllib.parse
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from sqlalchemy import URL, Engine, create_engine, text
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
-from jobsync_orm import migrate
+from jobsync_orm import Job, migrate
 from tests.docs.test_code_blocks import ROOT, blocks
 from tests.integration.cluster import QUICK, wait_for
 
@@ -47,7 +48,7 @@ program.{name} = slower
 class Program:
     """Workers that run the first block of a page."""
 
-    def __init__(self, page: str, url: URL, folder: Path, slower: str | None, **environment: str) -> None:
+    def __init__(self, page: str, url: URL, folder: Path, slower: str | None) -> None:
         code = next(block.text for block in blocks(ROOT / "docs" / "guide" / page) if block.language == "python")
         folder.joinpath("program.py").write_text(code.replace("session_timeout=15000", "session_timeout=3000"))
         self.start = START.format(quick=QUICK, slower=SLOWER.format(name=slower) if slower else "")
@@ -56,16 +57,15 @@ class Program:
             **os.environ,
             "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}",
             "JOBSYNC_DATABASE_URL": url.render_as_string(hide_password=False),
-            **environment,
         }
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
 
-    def run(self, name: str) -> None:
+    def run(self, name: str, **environment: str) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
             self.workers[name] = subprocess.Popen(
                 [sys.executable, "-c", self.start, name],
                 cwd=self.folder,
-                env=self.environment,
+                env={**self.environment, **environment},
                 stdout=log,
                 stderr=log,
             )
@@ -97,8 +97,8 @@ class Program:
 
 
 @contextmanager
-def running(page: str, url: URL, folder: Path, slower: str | None = None, **environment: str) -> Iterator[Any]:
-    program, engine = Program(page, url, folder, slower, **environment), create_engine(url)
+def running(page: str, url: URL, folder: Path, slower: str | None = None) -> Iterator[Any]:
+    program, engine = Program(page, url, folder, slower), create_engine(url)
     try:
         program.make_tables(engine)
         yield program, engine
@@ -206,7 +206,7 @@ class Exchange:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self.open: Counter[str] = Counter()
+        self.open: list[tuple[str, str]] = []
         self.ready = threading.Event()
         self.thread = threading.Thread(target=self.loop.run_until_complete, args=(self.run(),), daemon=True)
         self.thread.start()
@@ -222,14 +222,24 @@ class Exchange:
     async def serve(self, connection: ServerConnection) -> None:
         assert connection.request is not None
         url = urllib.parse.urlsplit(connection.request.path)
-        feed, number = url.path[1:], int(urllib.parse.parse_qs(url.query)["after"][0])
-        self.open[feed] += 1
-        with suppress(ConnectionClosed):
-            while True:
-                number += 1
-                await connection.send(json.dumps({"number": number, "price": "1"}))
-                await asyncio.sleep(0.05)
-        self.open[feed] -= 1
+        worker, feed = url.path[1:].split("/")
+        number = int(urllib.parse.parse_qs(url.query)["after"][0])
+        self.open.append((feed, worker))
+        try:
+            with suppress(ConnectionClosed):
+                while True:
+                    number += 1
+                    await connection.send(json.dumps({"number": number, "price": "1"}))
+                    await asyncio.sleep(0.05)
+        finally:
+            self.open.remove((feed, worker))
+
+    def connected(self) -> dict[str, list[str]]:
+        """The workers that are connected to each feed, by name; one that is connected twice is named twice."""
+        workers: dict[str, list[str]] = {}
+        for feed, worker in sorted(self.open):
+            workers.setdefault(feed, []).append(worker)
+        return workers
 
     def close(self) -> None:
         self.loop.call_soon_threadsafe(self.over.set)
@@ -237,36 +247,102 @@ class Exchange:
         self.loop.close()
 
 
-@pytest.mark.load
+@pytest.mark.slow
 def test_feeds_of_workers_that_are_killed_and_paused(empty_database: URL, tmp_path: Path) -> None:
-    exchange = Exchange()
-    with running("websocket.md", empty_database, tmp_path, EXCHANGE=exchange.url) as (program, engine):
+    with closing(Exchange()) as exchange, running("websocket.md", empty_database, tmp_path) as (program, engine):
         with engine.begin() as connection:
             connection.execute(text("INSERT INTO feed SELECT 'feed-' || n FROM generate_series(1, 20) n"))
         for name in ("f-1", "f-2", "f-3"):
-            program.run(name)
-
-        def owners() -> set[str]:
-            return {node for (node,) in rows(engine, "SELECT DISTINCT node FROM sync_claim")}
+            program.run(name, EXCHANGE=f"{exchange.url}/{name}")
 
         def highest() -> dict[str, int]:
             return dict(rows(engine, "SELECT feed, max(number) FROM trade GROUP BY 1"))
 
-        wait_for(lambda: owners() == {"f-1", "f-2", "f-3"} and len(highest()) == 20, "all feeds are followed")
+        def all_go_on() -> None:
+            before = highest()
+            wait_for(lambda: all(number > before[feed] for feed, number in highest().items()), "all feeds go on")
+
+        def shared_by(*workers: str) -> dict[str, str]:
+            """Who follows each feed, once no token moves any more and the only connections are those of the owners."""
+            tokens = dict(rows(engine, "SELECT node, count(*) FROM sync_token WHERE next_node IS NULL GROUP BY 1"))
+            settled = tokens.keys() == set(workers) and sum(tokens.values()) == 10_000
+            even = settled and max(tokens.values()) - min(tokens.values()) <= 1
+            owners = dict(rows(engine, "SELECT task_id, node FROM sync_claim"))
+            single = exchange.connected() == {feed: [owner] for feed, owner in owners.items()}
+            return owners if even and single and len(owners) == 20 and {*owners.values()} == {*workers} else {}
+
+        owners = wait_for(lambda: shared_by("f-1", "f-2", "f-3"), "each worker is connected to feeds of its own")
+        wait_for(lambda: len(highest()) == 20, "all feeds are followed")
         program.signal("f-2", signal.SIGKILL)
         program.signal("f-3", signal.SIGSTOP)
         wait_for(lambda: scalar(engine, "SELECT count(*) FROM sync_claim WHERE node = 'f-1'") == 20, "f-1 has all")
-        wait_for(lambda: max(exchange.open.values()) == 2, "a paused worker's connections are still open")
-        before = highest()
-        wait_for(lambda: all(highest()[feed] > before[feed] for feed in before), "all go on")
+        beside = {feed: ["f-1", "f-3"] if owner == "f-3" else ["f-1"] for feed, owner in owners.items()}
+        all_go_on()
+        wait_for(lambda: exchange.connected() == beside, "the connections of the paused worker are still open")
         program.signal("f-3", signal.SIGCONT)
-        wait_for(lambda: owners() == {"f-1", "f-3"}, "f-3 is back")
-        wait_for(lambda: set(exchange.open.values()) == {1}, "one connection for each feed")
-        before = highest()
-        wait_for(lambda: all(highest()[feed] > before[feed] for feed in before), "all go on again")
+        wait_for(lambda: shared_by("f-1", "f-3"), "f-3 is back, and there is one connection for each feed")
+        all_go_on()
         wrong = "SELECT feed FROM trade GROUP BY 1 HAVING count(*) <> max(number) OR count(DISTINCT number) <> count(*)"
         assert rows(engine, wrong) == []
-    exchange.close()
+
+
+def test_a_feed_that_comes_back_while_it_is_being_closed(
+    database: URL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is opened again as soon as it is closed, not when the worker looks for new feeds."""
+    code = next(block.text for block in blocks(ROOT / "docs" / "guide" / "websocket.md") if block.language == "python")
+    monkeypatch.setenv("JOBSYNC_DATABASE_URL", database.render_as_string(hide_password=False))
+    tmp_path.joinpath("page_on_feeds.py").write_text(code.replace("timeout(5)", "timeout(600)"))
+    monkeypatch.syspath_prepend(tmp_path)
+    page = importlib.import_module("page_on_feeds")
+    page.config = replace(page.config, **{**QUICK, "drain_timeout_sec": 0.3})
+    engine = create_engine(database)
+    page.Base.metadata.create_all(engine)
+    with engine.begin() as connection:
+        connection.execute(text("INSERT INTO feed VALUES ('feed-1')"))
+    engine.dispose()
+    opened: list[str] = []
+    looked: list[bool] = []  # whether the feed was the worker's, each time it looked
+
+    async def until(condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(30):
+            while not condition():
+                await asyncio.sleep(0.02)
+
+    async def comes_back() -> None:
+        closed = asyncio.Event()
+
+        class SlowInClosing(page.Subscriptions):  # type: ignore[misc,name-defined]
+            async def open_mine(self) -> None:
+                mine = self.job.can_claim_task("feed-1")
+                await super().open_mine()
+                looked.append(mine)
+
+            async def follow(self, feed: str) -> None:
+                opened.append(feed)
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    await closed.wait()
+
+        worker = SlowInClosing("f-1")
+        run = asyncio.create_task(worker.run())
+        await until(lambda: opened == ["feed-1"])
+        async with Job("f-2", coordination_config=page.config) as other:
+            other.register_lock("feed-1", "f-2")
+            await until(lambda: other.can_claim_task("feed-1"))
+            other.register_lock("feed-1", "f-1")
+            await until(lambda: worker.job.can_claim_task("feed-1"))
+            looked.clear()
+            worker.wake.set()
+            await until(lambda: True in looked)
+            assert opened == ["feed-1"]
+            closed.set()
+            await until(lambda: opened == ["feed-1", "feed-1"])
+        worker.stop()
+        await run
+
+    asyncio.run(comes_back())
 
 
 @pytest.mark.slow
