@@ -136,22 +136,27 @@ def test_a_batch_worker_is_killed_and_another_is_paused(empty_database: URL, tmp
         def posted_by(worker: str) -> int:
             return int(scalar(engine, f"SELECT count(*) FROM posting WHERE worker = '{worker}'"))
 
-        add(3000)
+        def work_for(worker: str) -> Callable[[], bool]:
+            """Whether this worker has posted more than now; there is work until it has, however late it begins."""
+            before = posted_by(worker)
+
+            def goes_on() -> bool:
+                if scalar(engine, "SELECT count(*) FROM invoice WHERE state = 'open'") == 0:
+                    add(200)
+                return posted_by(worker) > before
+
+            return goes_on
+
         for name in ("w-1", "w-2", "w-3"):
             program.run(name)
-        wait_for(lambda: all(map(posted_by, ("w-1", "w-2", "w-3"))), "each has posted something")
+        for name in ("w-1", "w-2", "w-3"):
+            wait_for(work_for(name), f"{name} has posted something")
+        add(1000)
         program.signal("w-2", signal.SIGKILL)
         program.signal("w-3", signal.SIGSTOP)
         wait_for(lambda: scalar(engine, "SELECT count(*) FROM invoice WHERE state = 'open'") == 0, "w-1 does the rest")
         program.signal("w-3", signal.SIGCONT)
-        before = posted_by("w-3")
-
-        def goes_on() -> bool:
-            if scalar(engine, "SELECT count(*) FROM invoice WHERE state = 'open'") == 0:
-                add(50)
-            return posted_by("w-3") > before
-
-        wait_for(goes_on, "w-3 goes on with what is its own then")
+        wait_for(work_for("w-3"), "w-3 goes on with what is its own then")
         wait_for(lambda: scalar(engine, "SELECT count(*) FROM invoice WHERE state = 'open'") == 0, "all are done")
         assert rows(engine, "SELECT invoice_id FROM posting GROUP BY 1 HAVING count(*) > 1") == []
         assert scalar(engine, "SELECT count(*) FROM posting") == scalar(engine, "SELECT count(*) FROM invoice")
