@@ -17,11 +17,15 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 # Seconds for the kernel to say whether somebody listens.
 LOOK_SEC = 10
+
+# Seconds until it is looked again whether somebody has the second lock.
+AGAIN_SEC = 0.1
 
 
 def listens(folder: str) -> bool:
@@ -40,18 +44,27 @@ def listens(folder: str) -> bool:
     return True
 
 
+def _alone(users: int) -> bool:
+    try:
+        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def main(alive: str, users: str, folder: str, pg_ctl: str, uid: str, gid: str, patience: str, sockets: str) -> None:
     handle = os.open(alive, os.O_RDWR | os.O_CLOEXEC)
     if os.fork():
         os._exit(0)
     os.setsid()
     fcntl.flock(handle, fcntl.LOCK_EX)
-    # A user that has just come waits for the first lock; one of an older release has the second one only.
     other = os.open(users, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return
+    while not _alone(other):
+        # Whoever goes lets go of the second lock a moment after the first; a user of an older release has the second
+        # one only. Meanwhile a user that has just come is not to wait for the first.
+        fcntl.flock(handle, fcntl.LOCK_UN)
+        time.sleep(AGAIN_SEC)
+        fcntl.flock(handle, fcntl.LOCK_EX)
     if not listens(folder):
         return
     identity: dict[str, Any] = {"user": int(uid), "group": int(gid), "extra_groups": []} if uid else {}

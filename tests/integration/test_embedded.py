@@ -175,6 +175,32 @@ def test_server_of_a_killed_last_user_is_stopped(folder: Path, user: Callable[..
     three.leave()
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="nothing says which files a process has open")
+def test_guardian_waits_for_who_holds_the_lock_of_users_alone(folder: Path, user: Callable[..., User]) -> None:
+    """A moment only, as whoever leaves does, or for long, as users of older releases."""
+    one = user()
+    one.wait_up()
+    (guardian,) = guardians(folder)
+    users = folder.parent / f".{folder.name}.users"
+    with users.open("r+") as held:
+        fcntl.flock(held, fcntl.LOCK_SH)
+        one.kill()
+
+        def has_looked() -> bool:
+            try:
+                return str(users) in {os.readlink(link) for link in Path(f"/proc/{guardian}/fd").iterdir()}
+            except FileNotFoundError:  # it has gone, or closed one of them
+                return guardians(folder) == []
+
+        wait_for(has_looked, "the guardian looks whether it is alone")
+        two = user()  # is not kept waiting
+        two.wait_up()
+        two.leave()
+        assert answers(folder)
+    wait_for(lambda: postmaster(folder) is None, "the server is stopped", 20)
+    wait_for(lambda: guardians(folder) == [], "nobody waits any more")
+
+
 def test_server_of_a_user_that_ends_by_a_signal_is_stopped(folder: Path, user: Callable[..., User]) -> None:
     """As workers of uvicorn do, also after Ctrl-C."""
     one = user()
