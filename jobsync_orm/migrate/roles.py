@@ -36,6 +36,11 @@ from jobsync_orm.naming import DEFAULT_APPNAME, MAX_IDENTIFIER, Names, is_identi
 
 __all__ = ["grants", "setup"]
 
+# What makes a large object, which PostgreSQL lets everybody do who is connected.
+LARGE_OBJECTS = ", ".join(
+    f"pg_catalog.{function}" for function in ("lo_creat(integer)", "lo_create(oid)", "lo_from_bytea(oid, bytea)")
+)
+
 
 def setup(
     *,
@@ -52,7 +57,8 @@ def setup(
     owner, worker, monitor : str
         Names of the roles; those that are there are left as they are.
     database : str, optional
-        Name of the database. If it is given, only these roles (and administrators) may connect to it.
+        Name of the database. If it is given, only these roles (and administrators) may connect to it, and of them the
+        monitor makes no large objects either, which PostgreSQL lets everybody do.
     schema : str
         Schema of the library's tables, made if it is missing; the owner may create in it, and nobody else.
 
@@ -73,7 +79,14 @@ def setup(
     lines += [_create_role(role) for role in roles.values()]
     if database is not None:
         named = quote(_name("database", database))
-        lines += [f"REVOKE ALL ON DATABASE {named} FROM PUBLIC;", f"GRANT CONNECT ON DATABASE {named} TO {everyone};"]
+        writers = f"{quote(owner)}, {quote(worker)}"
+        lines += [
+            f"REVOKE ALL ON DATABASE {named} FROM PUBLIC;",
+            f"GRANT CONNECT ON DATABASE {named} TO {everyone};",
+            "-- It takes a superuser: where this is a warning, the monitor can make large objects still.",
+            f"REVOKE EXECUTE ON FUNCTION {LARGE_OBJECTS} FROM PUBLIC;",
+            f"GRANT EXECUTE ON FUNCTION {LARGE_OBJECTS} TO {writers};",
+        ]
     lines += [
         f"CREATE SCHEMA IF NOT EXISTS {place};",
         f"REVOKE CREATE ON SCHEMA {place} FROM PUBLIC;",

@@ -201,6 +201,26 @@ class TestWorker:
             assert operator.reform(operator.look()[0], 0.1) is not None
             wait_for(lambda: job.token_version > before, "the cluster is formed anew")
 
+    def test_without_the_right_to_set_fences_it_works_and_says_what_is_left_to_do(self, place: Place) -> None:
+        """As docs/security.md says, for those who would rather not give it."""
+        role = quote(place.names["worker"]).replace(":", r"\:")
+        with place.owner.begin() as connection:
+            connection.execute(text(f"REVOKE UPDATE ON SEQUENCE sync_claim_fence_seq FROM {role}"))
+        try:
+            with Job("w1", place.config()) as job:
+                with job.claim_task(Task("task")) as claim:
+                    before = claim.fence
+                operator = Operator(place.worker, Names())
+                done = operator.reform(operator.look()[0], 0.1)
+                assert done is not None
+                assert not done.fences_raised
+            denied(place.worker, "SELECT setval('sync_claim_fence_seq', 1)")
+            with place.owner.begin() as connection:
+                leap = text("SELECT setval('sync_claim_fence_seq', nextval('sync_claim_fence_seq') + 1000000000)")
+                assert connection.scalar(leap) > before + 1_000_000_000
+        finally:
+            grant(place)
+
     def test_can_do_no_more(self, place: Place) -> None:
         denied(
             place.worker,
@@ -263,7 +283,18 @@ class TestMonitor:
             "SELECT nextval('sync_job_id_seq')",
             "SELECT 1 FROM item",
             "CREATE TABLE mine (id int)",
+            "CREATE TEMPORARY TABLE mine (id int)",
+            "SELECT lo_create(0)",
+            "SELECT lo_creat(-1)",
+            "SELECT lo_from_bytea(0, 'x')",
+            "SELECT setval('sync_claim_fence_seq', 1)",
         )
+
+    def test_others_may_make_large_objects_still(self, place: Place) -> None:
+        for engine in (place.owner, place.worker):
+            with engine.begin() as connection:
+                made = connection.scalar(text("SELECT lo_from_bytea(0, 'x')"))
+                connection.execute(text("SELECT lo_unlink(:made)"), {"made": made})
 
 
 def test_others_cannot_connect(place: Place, server: Server) -> None:
