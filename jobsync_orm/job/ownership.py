@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from time import clock_gettime
 from typing import Any
@@ -55,6 +56,17 @@ class OwnershipCalls(Life):
             return view.owned[token] == 1
         self.check_process()
         return coordinator.ownership.decide(token)
+
+    async def can_claim_task_async(self, task: Task | Any) -> bool:
+        """:meth:`can_claim_task`, without blocking the event loop where there is no certainty for a moment."""
+        coordinator = self._coordinator
+        if coordinator is not None:
+            token = self._token_of(task.id if type(task) is Task else task)
+            view = coordinator.ownership.view
+            if clock_gettime(CLOCK) < view.valid_until:
+                return view.owned[token] == 1
+            return await asyncio.to_thread(self.can_claim_task, task)
+        return self.can_claim_task(task)
 
     def _says_no(self) -> bool:
         """False, and once for each job a word about it: no error, since programs ask while they start and stop."""

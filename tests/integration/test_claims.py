@@ -25,13 +25,16 @@ from jobsync_orm import (
     Job,
     OwnershipLost,
     Task,
+    UnstableTaskId,
 )
 from jobsync_orm.claim_book import ClaimBook
+from jobsync_orm.coordinator.clock import now
 from jobsync_orm.coordinator.statements import Statements
 from jobsync_orm.naming import Names
 from tests.integration.claiming import answer_lost, audit, claims, counted, give_away, nothing_answers, run
 from tests.integration.cluster import QUICK, Cluster, wait_for
 from tests.integration.coordinator.backstage import add_node, open_session
+from tests.integration.relay import Relay
 
 
 @pytest.fixture
@@ -503,6 +506,34 @@ def test_what_is_no_session(job: Job) -> None:
 
 
 # -- asynchronous ----------------------------------------------------------------------------------------------
+
+
+def test_whether_a_task_may_be_claimed_is_waited_for_beside_the_event_loop(database: URL) -> None:
+    relay = Relay(database)
+    job = Job("w1", CoordinationConfig(url=relay.url, **{**QUICK, "certainty_wait_sec": 20}))  # type: ignore[arg-type]
+
+    async def main() -> None:
+        assert await job.can_claim_task_async(Task("t"))
+        relay.cut()  # refused, so it cannot know
+        while now() < job._coordinator.ownership.view.valid_until:  # type: ignore[union-attr]
+            await asyncio.sleep(0.01)
+        asking = asyncio.create_task(job.can_claim_task_async("t"))
+        while not job._coordinator.ownership._waiting:  # type: ignore[union-attr]
+            await asyncio.sleep(0.01)
+        relay.heal()  # by the very loop that waits for the answer
+        assert await asking
+
+    try:
+        with job:
+            asyncio.run(asyncio.wait_for(main(), 60))
+            job._coordinator.ownership.clear()  # type: ignore[union-attr]
+            assert not asyncio.run(job.can_claim_task_async("t"))
+        assert not asyncio.run(job.can_claim_task_async("t"))
+        assert asyncio.run(Job("standalone").can_claim_task_async("t"))
+        with pytest.raises(UnstableTaskId):
+            asyncio.run(Job("standalone").can_claim_task_async(object()))
+    finally:
+        relay.close()
 
 
 def test_async(job: Job, engine: Engine, database: URL, work: Callable[[], list[str]]) -> None:
