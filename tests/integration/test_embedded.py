@@ -193,6 +193,7 @@ def test_guardian_waits_for_who_holds_the_lock_of_users_alone(folder: Path, user
                 return guardians(folder) == []
 
         wait_for(has_looked, "the guardian looks whether it is alone")
+        assert answers(folder)
         two = user()  # is not kept waiting
         two.wait_up()
         two.leave()
@@ -232,22 +233,6 @@ def test_who_leaves_politely_leaves_no_guardian(folder: Path, user: Callable[...
     assert os.getsid(guardian) == guardian, "a terminal's Ctrl-C does not reach it"
     one.leave()
     wait_for(lambda: guardians(folder) == [], "nobody waits any more")
-
-
-def test_the_guardian_leaves_the_server_to_who_holds_the_second_lock_alone(
-    folder: Path, user: Callable[..., User]
-) -> None:
-    """As a user of an older release does."""
-    one = user()
-    one.wait_up()
-    with folder.with_name(f".{folder.name}.users").open("r+") as older:
-        fcntl.flock(older, fcntl.LOCK_SH)
-        one.kill()
-        wait_for(lambda: guardians(folder) == [], "nobody waits any more")
-        assert answers(folder)
-    two = user()
-    two.wait_up()
-    two.leave()
 
 
 def test_of_a_killed_user_no_folder_of_a_socket_stays(folder: Path) -> None:
