@@ -181,7 +181,7 @@ def test_consumers_that_are_killed_and_paused(empty_database: URL, tmp_path: Pat
                 file.write(lines)
         return False
 
-    produce(200)
+    produce(50)
     with running("kafka.md", empty_database, tmp_path, "apply") as (program, engine):
 
         def balances() -> dict[str, int]:
@@ -195,6 +195,7 @@ def test_consumers_that_are_killed_and_paused(empty_database: URL, tmp_path: Pat
         for name in ("c-1", "c-2", "c-3"):
             program.run(name)
         wait_for(lambda: {"c-1", "c-2", "c-3"} == partitions_of().keys() and balances(), "each has partitions")
+        produce(100)
         program.signal("c-2", signal.SIGKILL)
         program.signal("c-3", signal.SIGSTOP)
         wait_for(lambda: partitions_of() == {"c-1": 12}, "c-1 has all")
