@@ -20,7 +20,7 @@ from sqlalchemy import URL, Engine, create_engine, event, text
 
 from jobsync_orm import ConfigurationError, CoordinationConfig, Discard, Job, JobQueue, JobWorker, OwnershipLost
 from jobsync_orm.integrations import prometheus
-from jobsync_orm.integrations.catalogue import METRICS
+from jobsync_orm.integrations.catalogue import METRICS, OTHER, Types
 from jobsync_orm.integrations.readings import appname_of
 from jobsync_orm.naming import Names
 from jobsync_orm.orm import OwnedSession
@@ -29,6 +29,7 @@ from tests.integration.claiming import give_away
 from tests.integration.cluster import QUICK, ROOT, Cluster, wait_for
 from tests.integration.coordinator.backstage import add_node
 from tests.integration.orm.models import Base, Item
+from tests.integration.queue.rows import SQL, put
 
 
 class Scrape:
@@ -219,6 +220,24 @@ def test_what_the_tables_say_of_the_cluster(job: Job, engine: Engine, registry: 
     found = Scrape(registry)
     assert found.one("jobsync_draining_tokens", appname="sync_") == 0
     assert found.one("jobsync_cluster_nodes", appname="sync_") == 1, "who is away is no member"
+
+
+def test_types_beyond_the_most_are_told_of_together(
+    queue: JobQueue, engine: Engine, registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prometheus, "Types", lambda: Types(1))
+    for type, many, seconds in (("a", 1, 5), ("b", 1, 900), ("c", 2, 500)):
+        put(engine, type=type, count=many, ready_at=SQL(f"now() - interval '{seconds} seconds'"))
+    registration = prometheus.register(queue, registry=registry, reads="always")
+    found = Scrape(registry)
+    counts = found.all("jobsync_queue_jobs", state="pending")
+    ages = found.all("jobsync_queue_oldest_pending_seconds")
+    registration.unregister()
+    assert len(counts) == len(ages) == 2
+    assert OTHER in {dict(labels)["type"] for labels in counts}
+    assert found.one("jobsync_queue_jobs", type=OTHER, state="pending") == max(counts.values())
+    assert found.one("jobsync_queue_oldest_pending_seconds", type=OTHER) == max(ages.values())
+    assert max(ages.values()) >= 900
 
 
 def test_a_node_without_its_database_says_that_it_owns_nothing(
