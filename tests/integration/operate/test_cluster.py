@@ -15,6 +15,7 @@ from jobsync_orm.exceptions import ConfigurationError, SchemaNotReady
 from jobsync_orm.naming import Names
 from jobsync_orm.operate import NodeTokens, Operations, TokenTally, drain
 from jobsync_orm.operate.counting import AT_ONCE, STRETCH
+from tests.conftest import Server
 from tests.integration.cluster import Cluster, wait_for
 from tests.integration.coordinator.backstage import add_node
 
@@ -189,16 +190,35 @@ def test_where_none_may_lead_that_is_the_problem(engine: Engine, operations: Ope
     assert found.problems[0].startswith("no live node may lead (can_lead=False everywhere)")
 
 
+def test_one_that_has_no_tokens_yet_is_joining_and_no_problem(engine: Engine, operations: Operations, job: Job) -> None:
+    wait_for(lambda: operations.status().healthy, "w1 has all")
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE sync_node SET state = 'joining'"))
+    found = operations.status()
+    assert ([node.condition for node in found.nodes], found.problems) == (["joining"], ())
+
+
+def test_a_connection_that_broke_in_the_pool_is_made_anew(
+    server: Server, engine: Engine, operations: Operations
+) -> None:
+    operations.status()
+    with server.connect() as admin:
+        admin.execute(
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = %s", [engine.url.database]
+        )
+    assert operations.status().tokens.total == 10_000
+
+
 def test_orders_to_drain_are_told_by_name_those_for_others_too(engine: Engine, operations: Operations) -> None:
     with engine.begin() as connection:
-        for n, name in enumerate(("w2", "w1")):
+        for n, name in enumerate(("w2", "w10")):
             add_node(connection, name, ordinal=n)
-    for name in ("w2", "w1"):
+    for name in ("w2", "w10"):
         assert drain(engine, Names(), name, by=f"who drains {name}", last_too=True)
     with engine.begin() as connection:
-        connection.execute(text("DELETE FROM sync_node WHERE name = 'w1'"))
+        connection.execute(text("DELETE FROM sync_node WHERE name = 'w10'"))
     assert [(order.node, order.by, order.registered) for order in operations.status().drained] == [
-        ("w1", "who drains w1", False),
+        ("w10", "who drains w10", False),
         ("w2", "who drains w2", True),
     ]
 

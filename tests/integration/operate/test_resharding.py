@@ -404,6 +404,36 @@ def test_who_writes_meanwhile_waits_and_gets_a_new_token(tables: Engine) -> None
     assert wrong(tables) == 0
 
 
+def test_who_joins_meanwhile_waits_and_is_refused(database: URL, engine: Engine) -> None:
+    refused: list[ClusterMismatch] = []
+
+    def join() -> None:
+        with pytest.raises(ClusterMismatch, match="total_tokens") as caught:
+            Job("w1", CoordinationConfig(url=database, **QUICK)).start()
+        refused.append(caught.value)
+
+    thread = threading.Thread(target=join)
+    nodes, waiting = (
+        f"SELECT count(*) FROM {what}"
+        for what in ("sync_node", "pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
+    )
+
+    mine = create_engine(database)
+
+    @event.listens_for(mine, "before_cursor_execute")
+    def meanwhile(connection: object, cursor: object, statement: str, *more: object) -> None:
+        if statement.startswith("LOCK TABLE") and thread.ident is None:  # it has seen that nobody is there
+            thread.start()
+            wait_for(lambda: scalar(engine, waiting) or scalar(engine, nodes), "it asks to be registered", 30)
+            assert scalar(engine, nodes) == 0
+
+    reshard(mine, NAMES, NEW)
+    mine.dispose()
+    thread.join(30)
+    assert len(refused) == 1
+    assert scalar(engine, nodes) == 0
+
+
 def test_a_table_in_use_is_not_waited_for_without_end(tables: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jobsync_orm.operate.resharding.LOCK_SEC", 1)
     before = state(tables)

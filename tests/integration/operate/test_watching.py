@@ -41,12 +41,12 @@ def test_how_attempts_ended_that_count_as_failed(watch: Watch, engine: Engine) -
 
 def test_the_first_look_goes_back_a_minute_and_others_two_seconds(watch: Watch, engine: Engine) -> None:
     (job,) = put(engine, "failed")
-    for number, seconds in enumerate((70, 50, 10), 1):
+    for number, seconds in enumerate((75, 45, 10), 1):
         tried(engine, job, began=seconds, ended=seconds, attempt=number)
     assert ended(watch.look()) == (2, 0)
     # Written down late: attempts are committed in another order than they ended in.
     tried(engine, job, began=1, ended=1, attempt=4)
-    tried(engine, job, began=9, ended=9, attempt=5)
+    tried(engine, job, began=30, ended=30, attempt=5)
     assert ended(watch.look()) == (1, 0)
 
 
