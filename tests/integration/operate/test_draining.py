@@ -18,6 +18,9 @@ from tests.integration.coordinator.backstage import add_node
 
 NAMES = Names()
 
+# No node looks by itself as long as a test takes.
+BLIND = {**QUICK, "heartbeat_interval_sec": 300, "heartbeat_timeout_sec": 900, "lock_watch_interval_sec": 300}
+
 
 def owned(engine: Engine) -> dict[str, int]:
     return {node.node: node.owned for node in Operations(engine, NAMES).tokens().nodes}
@@ -70,6 +73,15 @@ def test_tokens_go_stay_away_and_come_back(engine: Engine, cluster: Cluster, set
     assert Operations(engine, NAMES).rebalances(1)[0].reason == "undrain"
     assert undrain(engine, NAMES, "w1") is False
     assert cluster.overlaps() == {}
+
+
+def test_the_leader_is_told_and_need_not_look(database: URL, engine: Engine, settled: Callable[..., None]) -> None:
+    with Job("w1", CoordinationConfig(url=database, **BLIND)), Job("w2", CoordinationConfig(url=database, **BLIND)):
+        settled(w1=5000, w2=5000)
+        assert drain(engine, NAMES, "w2", by="me")
+        settled(w1=10_000, w2=0)
+        assert undrain(engine, NAMES, "w2")
+        settled(w1=5000, w2=5000)
 
 
 def test_an_open_claim_is_waited_for(

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import URL, Engine, create_engine, event, text
 
+from jobsync_orm import CoordinationConfig, Job
 from jobsync_orm.exceptions import OperationRefused
 from jobsync_orm.naming import Names
 from jobsync_orm.operate import Member, Operations, Watched, drain, evict, expel, find_member
-from tests.integration.cluster import Cluster, wait_for
+from tests.integration.cluster import QUICK, Cluster, wait_for
 
 NAMES = Names()
 
@@ -189,6 +190,21 @@ def test_one_that_runs_hears_of_it_and_joins_anew(engine: Engine, cluster: Clust
     assert cluster.overlaps() == {}
     with pytest.raises(OperationRefused, match="joined anew just now"):
         expel(engine, NAMES, member)
+
+
+@pytest.mark.usefixtures("quick")
+def test_who_is_expelled_and_who_leads_are_told_and_need_not_look(database: URL, engine: Engine) -> None:
+    blind = {**QUICK, "heartbeat_interval_sec": 300, "heartbeat_timeout_sec": 900, "lock_watch_interval_sec": 300}
+    with Job("w1", CoordinationConfig(url=database, **blind)):
+        before = found(engine, "w1")
+        expel(engine, NAMES, before)
+        wait_for(lambda: found(engine, "w1").incarnation != before.incarnation, "it has joined anew", 30)
+        wait_for(lambda: Operations(engine, NAMES).tokens().owned == 10_000, "with all tokens", 30)
+        add(engine, "w9", timeout=0.3)
+        with engine.begin() as connection:
+            connection.execute(text("UPDATE sync_token SET node = 'w9' WHERE token_id < 9"))
+        assert outcome(evict(engine, NAMES, found(engine, "w9"))) == "evicted"
+        wait_for(lambda: Operations(engine, NAMES).tokens().owned == 10_000, "the leader gives them out", 30)
 
 
 def test_a_drained_one_gets_nothing_when_it_joins_anew(engine: Engine, cluster: Cluster) -> None:
