@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,13 @@ from tests.integration.coordinator.backstage import add_node
 NAMES = Names()
 
 # No node looks by itself as long as a test takes.
-BLIND = {**QUICK, "heartbeat_interval_sec": 300, "heartbeat_timeout_sec": 900, "lock_watch_interval_sec": 300}
+BLIND = {
+    **QUICK,
+    "heartbeat_interval_sec": 300,
+    "heartbeat_timeout_sec": 900,
+    "lock_watch_interval_sec": 300,
+    "drain_timeout_sec": 300,
+}
 
 
 def owned(engine: Engine) -> dict[str, int]:
@@ -78,10 +85,12 @@ def test_tokens_go_stay_away_and_come_back(engine: Engine, cluster: Cluster, set
 def test_the_leader_is_told_and_need_not_look(database: URL, engine: Engine, settled: Callable[..., None]) -> None:
     with Job("w1", CoordinationConfig(url=database, **BLIND)), Job("w2", CoordinationConfig(url=database, **BLIND)):
         settled(w1=5000, w2=5000)
+        began = time.monotonic()
         assert drain(engine, NAMES, "w2", by="me")
         settled(w1=10_000, w2=0)
         assert undrain(engine, NAMES, "w2")
         settled(w1=5000, w2=5000)
+        assert time.monotonic() - began < 20, "the leader plans anew every 30 s in any case"
 
 
 def test_an_open_claim_is_waited_for(

@@ -194,17 +194,28 @@ def test_one_that_runs_hears_of_it_and_joins_anew(engine: Engine, cluster: Clust
 
 @pytest.mark.usefixtures("quick")
 def test_who_is_expelled_and_who_leads_are_told_and_need_not_look(database: URL, engine: Engine) -> None:
-    blind = {**QUICK, "heartbeat_interval_sec": 300, "heartbeat_timeout_sec": 900, "lock_watch_interval_sec": 300}
-    with Job("w1", CoordinationConfig(url=database, **blind)):
+    seconds = {"heartbeat_interval_sec": 300, "heartbeat_timeout_sec": 900, "lock_watch_interval_sec": 300}
+    blind = CoordinationConfig(url=database, **{**QUICK, **seconds, "drain_timeout_sec": 300})
+    rests = text(
+        "SELECT count(*) = 1 FROM sync_node n JOIN pg_stat_activity a ON a.pid = n.backend_pid"
+        " WHERE a.state = 'idle' AND a.state_change < clock_timestamp() - interval '0.7 second'"
+    )
+
+    def resting() -> bool:
+        with engine.connect() as connection:
+            return bool(connection.execute(rests).scalar_one())
+
+    with Job("w1", blind):
+        wait_for(resting, "w1 waits for what it is told")
         before = found(engine, "w1")
         expel(engine, NAMES, before)
-        wait_for(lambda: found(engine, "w1").incarnation != before.incarnation, "it has joined anew", 30)
-        wait_for(lambda: Operations(engine, NAMES).tokens().owned == 10_000, "with all tokens", 30)
-        add(engine, "w9", timeout=0.3)
+        wait_for(lambda: found(engine, "w1").incarnation != before.incarnation, "it has joined anew", 20)
+        wait_for(resting, "w1 waits again")
+        add(engine, "w9", state="away", rejoin=3600)
         with engine.begin() as connection:
             connection.execute(text("UPDATE sync_token SET node = 'w9' WHERE token_id < 9"))
         assert outcome(evict(engine, NAMES, found(engine, "w9"))) == "evicted"
-        wait_for(lambda: Operations(engine, NAMES).tokens().owned == 10_000, "the leader gives them out", 30)
+        wait_for(lambda: Operations(engine, NAMES).tokens().owned == 10_000, "w1 gives them out", 20)
 
 
 def test_a_drained_one_gets_nothing_when_it_joins_anew(engine: Engine, cluster: Cluster) -> None:
