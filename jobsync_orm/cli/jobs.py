@@ -108,7 +108,8 @@ def job_lines(job: JobStatus, why: Sequence[str]) -> list[Part]:
     parts: list[Part] = [
         f"job {job.id} ({job.type}) is {job.state}" + (", told to stop" if job.cancel_requested else ""),
         *(f"  ! {reason}" for reason in why),
-        *(Block(f"{title:<16}{value}") for title, value in _details(job) if value is not None),
+        *(f"{title:<16}{value}" for title, value in _details(job) if value is not None),
+        *([] if job.error is None else [Block(f"{'error':<16}{job.error}")]),
         "",
     ]
     attempts = [
@@ -134,7 +135,6 @@ def job_lines(job: JobStatus, why: Sequence[str]) -> list[Part]:
 def _details(job: JobStatus) -> Iterator[tuple[str, object]]:
     yield "payload", json.dumps(job.payload, ensure_ascii=False)
     yield "result", None if job.result is None else json.dumps(job.result, ensure_ascii=False)
-    yield "error", job.error
     yield "key", job.key
     yield "idempotency key", job.idempotency_key
     yield "priority", job.priority or None

@@ -82,18 +82,22 @@ class ControlStatements:
             WITH picked AS MATERIALIZED ({chosen}), {cancelled}
             SELECT (SELECT count(*) FROM picked), (SELECT max(id) FROM picked), (SELECT count(*) FROM changed),
                 (SELECT {control} FROM changed LIMIT 1)""")
+
         # Of several with one idempotency key the oldest; none if there is a live one.
-        retried = f"""
+        def retried(of: str = "true") -> str:
+            return f"""
             free AS (
                 SELECT DISTINCT ON (p.type, coalesce(p.idempotency_key, p.id::text), p.idempotency_key IS NULL) p.id
                 FROM picked p
-                WHERE p.state IN {among(RETRIABLE)} AND (p.idempotency_key IS NULL OR NOT EXISTS (SELECT 1 FROM {job} a
+                WHERE p.state IN {among(RETRIABLE)} AND {of} AND (p.idempotency_key IS NULL OR NOT EXISTS (
+                    SELECT 1 FROM {job} a
                     WHERE a.type = p.type AND a.idempotency_key = p.idempotency_key AND a.idempotency_key IS NOT NULL
                         AND a.state IN {among(LIVE)} AND a.id <> p.id))
                 ORDER BY p.type, coalesce(p.idempotency_key, p.id::text), p.idempotency_key IS NULL, p.id),
             changed AS (UPDATE {job} j SET {retrying} FROM free WHERE j.id = free.id RETURNING j.id, j.state)"""
+
         # Which jobs these are, for the statement below.
-        self.page = text(f"SELECT id FROM {job} WHERE {fitting} ORDER BY id LIMIT {BATCH}")
+        self.page = text(f"SELECT id FROM {job} WHERE {fitting} ORDER BY id LIMIT {10 * BATCH}")
 
         # The same for the jobs :ids, and no wait for a lock of theirs takes longer than :wait ms; the one that all who
         # notify take at their commit is waited for as ever. Returned of each that is there and that nobody else has
@@ -105,7 +109,6 @@ class ControlStatements:
         named = f"""
             SELECT j.id, j.type, j.idempotency_key, j.state FROM bound, {job} j
             WHERE j.id = ANY ({listed("ids", "bigint")})"""
-        of_states = f"AND j.state = ANY ({listed('states', 'text')})"
         in_order = "ORDER BY j.id FOR UPDATE OF j"
         each = """
             SELECT p.id, p.state, c.state, p.type, p.idempotency_key, (SELECT %s FROM changed LIMIT 1),
@@ -117,11 +120,13 @@ class ControlStatements:
             return text(f"WITH {bound}, picked AS MATERIALIZED ({picked}), {changed} {each % tell}")
 
         self.cancel_each = of_each(f"{named} {in_order} SKIP LOCKED", cancelled, control)
-        self.retry_each = of_each(f"{named} {in_order} SKIP LOCKED", retried, everything)
-        self.retry_many = of_each(f"{named} {of_states} {in_order} SKIP LOCKED", retried, everything)
+        self.retry_each = of_each(f"{named} {in_order} SKIP LOCKED", retried(), everything)
+        # Not where the jobs are read: the planner would take a state's share of them for a handful.
+        of_states = f"p.state = ANY ({listed('states', 'text')})"
+        self.retry_many = of_each(f"{named} {in_order} SKIP LOCKED", retried(of_states), everything)
         # Of a single job, which is waited for.
         self.cancel_waiting = of_each(f"{named} {in_order}", cancelled, control)
-        self.retry_waiting = of_each(f"{named} {in_order}", retried, everything)
+        self.retry_waiting = of_each(f"{named} {in_order}", retried(), everything)
 
         self.pause = text(f"""
             WITH put AS (

@@ -118,3 +118,10 @@ def test_nothing_steers_the_terminal(hostile: URL, command: list[str], as_json: 
 def test_json_says_what_is_stored(hostile: URL) -> None:
     jobs = json.loads(run("queue", "jobs", "--json", url=hostile).stdout)
     assert {job["type"] for job in jobs} == {HOSTILE}
+
+
+def test_a_name_with_lines_is_one_line(database: URL, engine: Engine) -> None:
+    (id,) = put(engine, "failed", type="t\nforged", key="k\nforged", error="ValueError: no\n  at line 2")
+    lines = run("queue", "show", str(id), url=database).stdout.splitlines()
+    assert "forged" not in {line.strip() for line in lines}
+    assert "  at line 2" in lines
