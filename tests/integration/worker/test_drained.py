@@ -16,6 +16,7 @@ from jobsync_orm.coordinator.session import Session
 from jobsync_orm.integrations.hosted import Host
 from jobsync_orm.naming import Names
 from jobsync_orm.operate import drain, undrain
+from jobsync_orm.worker import maintenance
 from tests.conftest import dsn
 from tests.integration.cluster import QUICK, wait_for
 from tests.integration.worker.conftest import Jobs
@@ -125,6 +126,26 @@ def test_it_looks_for_no_work_and_rests(
     assert not {sql.claim, sql.heads, sql.discover, sql.lines} & set(sent)
     assert used < 0.3, "of a second in which there is nothing to do"
     assert (worker.health().claimed, jobs.states()) == (0, {"pending": 10})
+
+
+def test_by_notification_it_hears_at_once_and_takes_up_what_has_come_meanwhile(
+    engine: Engine,
+    queue: JobQueue,
+    jobs: Jobs,
+    start_worker: Start,
+    held: threading.Event,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for looks in ("ORDERS_SEC", "PRESENCE_SEC"):  # none by itself as long as this takes
+        monkeypatch.setattr(maintenance, looks, 600)
+    worker = start_worker(node_name="w1", poll_sec=600)
+    wait_for(lambda: types(jobs), "its row is there")
+    assert drain(engine, NAMES, "w1", by="me", last_too=True)
+    wait_for(lambda: worker.health().drained and types(jobs) == [], "the worker and its row", 20)
+    jobs.add("quick", 3)  # nobody tells of these
+    assert undrain(engine, NAMES, "w1")
+    jobs.wait(completed=3, timeout=20)
+    wait_for(lambda: types(jobs) == ["quick", "slow"], "its row says that it takes jobs", 20)
 
 
 def test_without_notifications_it_hears_within_a_second(
