@@ -31,6 +31,7 @@ __all__ = [
     "LockConflict",
     "LockNotAcquired",
     "NodeNameInUse",
+    "NotEnqueued",
     "NotFinished",
     "NotRunning",
     "OperationRefused",
@@ -235,6 +236,10 @@ class JobCancelled(JobsyncError):
 
 class JobTimeout(JobsyncError, TimeoutError):
     """An attempt took longer than its job's ``timeout``."""
+
+
+class NotEnqueued(JobsyncError):
+    """The id of a job whose transaction ended before the job was sent to the database: it does not exist."""
 
 
 class NotFinished(JobsyncError, TimeoutError):

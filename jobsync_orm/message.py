@@ -10,7 +10,7 @@ says why; both are seen to here.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from psycopg import IsolationLevel, OperationalError
@@ -20,7 +20,7 @@ from psycopg.pq.abc import PGresult
 from psycopg.waiting import Ready, Wait
 from sqlalchemy import Connection
 
-__all__ = ["begin", "may_send", "send"]
+__all__ = ["begin", "keep", "may_send", "send", "send_kept"]
 
 
 def may_send(connection: Connection) -> bool:
@@ -53,12 +53,30 @@ def send(psycopg: Any, message: str) -> list[PGresult]:
     psycopg.Error
         The first that failed, or the connection has ended.
     """
-    pg, encoding = psycopg.pgconn, psycopg.info.encoding
+    encoded = message.encode(psycopg.info.encoding)
+    return _answer(psycopg, lambda pg: pg.send_query(encoded))
+
+
+def keep(psycopg: Any, name: bytes, statement: str) -> None:
+    """Have the server keep a statement, with its plan, as ``name``; as :func:`send` otherwise."""
+    encoded = statement.encode(psycopg.info.encoding)
+    _answer(psycopg, lambda pg: pg.send_prepare(name, encoded))
+
+
+def send_kept(psycopg: Any, name: bytes, values: Sequence[str]) -> PGresult:
+    """Send the statement that is kept as ``name`` with these values of its parameters, as text; as :func:`send`
+    otherwise. On a connection without a transaction it is one, which has been committed when this returns."""
+    encoding = psycopg.info.encoding
+    encoded = [value.encode(encoding) for value in values]
+    return _answer(psycopg, lambda pg: pg.send_query_prepared(name, encoded))[-1]
+
+
+def _answer(psycopg: Any, start: Callable[[Any], None]) -> list[PGresult]:
     with psycopg.lock:
-        results: list[PGresult] = psycopg.wait(_exchange(pg, message.encode(encoding)))
+        results: list[PGresult] = psycopg.wait(_exchange(psycopg.pgconn, start))
     for result in results:
         if result.status == ExecStatus.FATAL_ERROR:
-            raise error_from_result(result, encoding)
+            raise error_from_result(result, psycopg.info.encoding)
     return results
 
 
@@ -74,9 +92,9 @@ def begin(psycopg: Any) -> str:
     return " ".join(words)
 
 
-def _exchange(pg: Any, message: bytes) -> Generator[Wait, Ready, list[PGresult]]:
+def _exchange(pg: Any, start: Callable[[Any], None]) -> Generator[Wait, Ready, list[PGresult]]:
     """What psycopg does for each of its own messages, but for the answer of a server that ends the connection."""
-    pg.send_query(message)
+    start(pg)
     while pg.flush():
         # The server may send while it takes, and take no more until that has been read.
         if (yield Wait.RW) & Ready.R:

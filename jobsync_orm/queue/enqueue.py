@@ -20,8 +20,9 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
 
-from sqlalchemy import Connection, inspect
+from sqlalchemy import Connection, Engine, inspect
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
 
 from jobsync_orm.models.states import JobState
 from jobsync_orm.observe import JobsEnqueued
@@ -30,13 +31,12 @@ from jobsync_orm.queue.core import QueueCore
 from jobsync_orm.queue.insertion import Insertion
 from jobsync_orm.queue.new_jobs import Enqueued, NewJob
 from jobsync_orm.queue.places import at, connection_of, no_place
+from jobsync_orm.queue.unsent import note, wait
 from jobsync_orm.queue.waker import Lane, QueueWaker
 from jobsync_orm.sqlstates import repeated
 from jobsync_orm.tracing import trace_column
 
 if TYPE_CHECKING:
-    from sqlalchemy.orm import Session
-
     from jobsync_orm.queue.places import AnyAsyncPlace, AnyPlace
 
 __all__ = ["EnqueueCalls"]
@@ -240,22 +240,61 @@ class EnqueueCalls(QueueCore):
         return self.check_types if check is None else check
 
     def _put(self, place: Session | Connection, columns: dict[str, str]) -> Enqueued:
+        if isinstance(place, Session):
+            if not place._flushing:
+                place.flush()
+            if self.tracing is None:
+                unsent = wait(place, columns, self._mapper, self)
+                if unsent is not None:
+                    return unsent
         connection = self._connection(place)
         job = self._inserted(self._insertion.one, connection, columns)
         self._tell_observers(job, columns)
         lanes, blocked = self._to_tell(job, columns)
         if lanes or blocked:
             tell_at_commit(place, connection, self._waker, lanes, blocked)
+        if isinstance(place, Session):
+            note(connection, columns)
         return job
+
+    def _put_begun(self, session: Session, connection: Connection, jobs: list[dict[str, str]]) -> list[int]:
+        try:
+            ids = self._insertion.begun(connection, jobs)
+        except DBAPIError as error:
+            if (told := self._not_ready(error, callers=True)) is None:
+                raise
+            raise told from error
+        lanes = self._told_of(jobs)
+        if lanes:
+            tell_at_commit(session, connection, self._waker, lanes, set())
+        return ids
+
+    def _put_whole(self, engine: Engine, jobs: list[dict[str, str]]) -> list[int] | None:
+        try:
+            with engine.connect() as connection:
+                ids = self._insertion.whole(connection, jobs)
+        except DBAPIError as error:
+            if (told := self._not_ready(error)) is None:
+                raise
+            raise told from error
+        if ids is not None and (lanes := self._told_of(jobs)):
+            self._waker.wake(lanes)
+        return ids
+
+    def _told_of(self, jobs: list[dict[str, str]]) -> set[Lane]:
+        """Tell observers of jobs that have been put in; returns what the workers are to hear."""
+        if self.audience.active:
+            for columns in jobs:
+                self.audience.tell(JobsEnqueued(columns["type"], 1))
+        return {_lane(columns) for columns in jobs} if self.wakes else set()
 
     def _inserted(
         self, insert: Callable[[Connection, dict[str, str]], Enqueued], connection: Connection, columns: dict[str, str]
     ) -> Enqueued:
-        tracing = self.tracing
         try:
-            if tracing is None:
+            if self.tracing is None:
                 return insert(connection, columns)
-            with tracing.enqueuing(columns["type"], 1) as span:
+            with self.tracing.enqueuing(columns["type"], 1) as span:
                 job = insert(connection, columns | trace_column(span))
                 span.written([job.id])
                 return job
@@ -272,7 +311,7 @@ class EnqueueCalls(QueueCore):
         """What the workers are to hear of a job: its lane if it is ready, its id if it waits for others."""
         if self.wakes and job.created:
             if job.state is JobState.PENDING:
-                return {(columns["type"], int(columns.get("priority", 0)), "key" in columns)}, set()
+                return {_lane(columns)}, set()
             if job.state is JobState.BLOCKED:
                 return set(), {job.id}
         return set(), set()
@@ -286,3 +325,7 @@ class EnqueueCalls(QueueCore):
 
     def _connection(self, place: Session | Connection) -> Connection:
         return connection_of(place, self._mapper)
+
+
+def _lane(columns: Mapping[str, str]) -> Lane:
+    return columns["type"], int(columns.get("priority", 0)), "key" in columns

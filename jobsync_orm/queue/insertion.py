@@ -40,7 +40,7 @@ from jobsync_orm.logs import fields
 from jobsync_orm.models.states import LIVE, JobState
 from jobsync_orm.naming import Names
 from jobsync_orm.queue.new_jobs import Enqueued
-from jobsync_orm.queue.one_message import NOT_GIVEN, TYPES, insert, is_plain, is_transaction
+from jobsync_orm.queue.one_message import NOT_GIVEN, TYPES, PlainInsert, begins_as_usual, is_plain, is_transaction
 
 __all__ = ["LIVE_KEY", "NOW", "TRIES", "Insertion", "cast_text", "stuck_behind", "unknown_jobs"]
 
@@ -62,6 +62,7 @@ class Insertion:
 
     def __init__(self, names: Names) -> None:
         self._names = names
+        self._plain = PlainInsert(names)
         self._known: dict[tuple[str, ...], TextClause] = {}
         self._existing = text(
             f"SELECT id, state FROM {names.text('job')}"
@@ -79,7 +80,7 @@ class Insertion:
             Jobs of its type and ``idempotency_key`` come and go faster than they can be looked at.
         """
         if is_plain(connection, columns):
-            return Enqueued(insert(connection, self._names, columns), True, JobState.PENDING)
+            return _new(self._plain.put(connection, [columns])[0])
         statement = self._statement(tuple(columns))
         for _ in range(TRIES):
             row: Sequence[Any] | None = connection.execute(statement, columns).first()
@@ -98,8 +99,21 @@ class Insertion:
     def alone(self, connection: Connection, columns: dict[str, str]) -> Enqueued:
         """:meth:`one` on a connection without a transaction, committed on return."""
         if is_transaction(connection, columns):
-            return Enqueued(insert(connection, self._names, columns, alone=True), True, JobState.PENDING)
+            return _new(self._plain.put(connection, [columns], alone=True)[0])
         return self.one(connection.execution_options(isolation_level="AUTOCOMMIT"), columns)
+
+    def begun(self, connection: Connection, jobs: Sequence[dict[str, str]]) -> list[int]:
+        """Put plain jobs in as part of the transaction of ``connection``, in one message where that can be; returns
+        their ids."""
+        if is_plain(connection, jobs[0]):
+            return self._plain.put(connection, jobs)
+        return [self.one(connection, columns).id for columns in jobs]
+
+    def whole(self, connection: Connection, jobs: Sequence[dict[str, str]]) -> list[int] | None:
+        """The same as a transaction of their own, committed on return; None if that cannot be done."""
+        if is_transaction(connection, jobs[0]) and begins_as_usual(connection):
+            return self._plain.put(connection, jobs, alone=True)
+        return None
 
     def _found(self, row: Sequence[Any], columns: dict[str, str]) -> Sequence[Any] | None:
         id, state, unknown, stuck = row
@@ -168,6 +182,10 @@ class Insertion:
             SELECT (SELECT id FROM new), (SELECT state FROM new),
                 (SELECT CAST(json_agg(id ORDER BY id) AS text) FROM before WHERE state IS NULL),
                 (SELECT CAST(json_agg(id ORDER BY id) AS text) FROM before WHERE state IN ('failed', 'cancelled'))"""
+
+
+def _new(id: int) -> Enqueued:
+    return Enqueued(id, True, JobState.PENDING)
 
 
 def unknown_jobs(ids: str) -> UnknownJob:

@@ -141,7 +141,8 @@ class QueueWaker:
 
     def prepare(self) -> None:
         """There will be something to be told: connect meanwhile."""
-        self._running()
+        if self._sender is None:
+            self._running()
 
     def wake(self, lanes: Iterable[Lane], blocked: Iterable[int] = ()) -> None:
         """Jobs have been committed: some of these ``lanes``, and ``blocked`` ones that wait for others."""
@@ -207,6 +208,8 @@ class _Sender:
         return self._thread.is_alive()
 
     def add(self, lanes: set[Lane], blocked: set[int]) -> None:
+        if not blocked and lanes <= self._lanes:
+            return  # what is there is sent after this, and this thread need not wait for the other
         with self._changed:
             self._merge(lanes, blocked)
             self._look_up()
