@@ -16,8 +16,8 @@ from sqlalchemy.orm import Session
 
 from jobsync_orm.exceptions import SchemaNotReady
 from jobsync_orm.integrations import opentelemetry
-from jobsync_orm.queue import JobQueue, insertion
-from jobsync_orm.queue.one_message import insert
+from jobsync_orm.queue import JobQueue
+from jobsync_orm.queue.one_message import PlainInsert
 from tests.integration.queue.stored import jobs
 
 COLUMNS = "type, state, payload, priority, key, token_id, max_retries, timeout, retry_blocks_key"
@@ -28,12 +28,14 @@ ODD = {"text": 'it\'s \\ "quoted" %s %(a)s :b $1 ; ü 🙂\n', "null": None, "nu
 def sent() -> Iterator[list[int]]:
     """Ids of the jobs that were put in by one message."""
     ids: list[int] = []
+    put = PlainInsert.put
 
-    def insert_and_note(*arguments: Any, **options: Any) -> int:
-        ids.append(insert(*arguments, **options))
-        return ids[-1]
+    def put_and_note(*arguments: Any, **options: Any) -> list[int]:
+        found = put(*arguments, **options)
+        ids.extend(found)
+        return found
 
-    with patch.object(insertion, "insert", insert_and_note):
+    with patch.object(PlainInsert, "put", put_and_note):
         yield ids
 
 
