@@ -41,6 +41,7 @@ ROWS = (
     Row("drain, 2 workers", times=1.2, peer=PGQUEUER_BEST, best=True),
     Row("drain, 1 worker", times=2.0),
     Row("enqueue, one per transaction", times=1.0),
+    Row("enqueue, one per transaction, each in a new Session"),
     Row("enqueue, one per transaction, on a Connection"),
     Row("enqueue, one per submit()", times=1.0, of="enqueue, one per transaction"),
     Row("one bare INSERT per Session, without this library"),
@@ -66,8 +67,8 @@ medians of the passes; rates are jobs per second. Machines differ, and one diffe
 within a run mean something; what is compared is of one run.
 
 The others enqueue without a transaction of the application's, on one connection: one round trip, that of the INSERT.
-This one does so through a SQLAlchemy `Session`: two round trips, as the id is known before COMMIT, and what SQLAlchemy
-does for a transaction, which the bare INSERT shows. What compares with theirs is `submit()`.
+This one does so in transactions of one SQLAlchemy `Session`, or each in a new one, as a web server would; what SQLAlchemy
+does for a transaction the bare INSERT shows. `submit()` is without a transaction of the application's, too.
 """
 
 

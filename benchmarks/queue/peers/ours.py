@@ -37,6 +37,7 @@ class Producer:
         self._queue = JobQueue(CoordinationConfig(engine=self._engine), wake=wake)
         self._session = sessionmaker(self._engine)
         self.ways = {
+            "enqueue, one per transaction, each in a new Session": self._in_sessions,
             "enqueue, one per transaction, on a Connection": self._on_connections,
             "enqueue, one per submit()": self._submit,
             "one bare INSERT per Session, without this library": self._bare,
@@ -47,6 +48,13 @@ class Producer:
             self._queue.enqueue(session, "noop", payload(number, seconds))
 
     def many(self, numbers: Iterable[int]) -> None:
+        """One transaction after another of one Session, as the others use one connection."""
+        with self._session() as session:
+            for number in numbers:
+                with session.begin():
+                    self._queue.enqueue(session, "noop", payload(number))
+
+    def _in_sessions(self, numbers: Iterable[int]) -> None:
         for number in numbers:
             self.one(number)
 
