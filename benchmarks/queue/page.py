@@ -67,8 +67,8 @@ medians of the passes; rates are jobs per second. Machines differ, and one diffe
 within a run mean something; what is compared is of one run.
 
 The others enqueue without a transaction of the application's, on one connection: one round trip, that of the INSERT.
-This one does so in transactions of one SQLAlchemy `Session`, or each in a new one, as a web server would; what SQLAlchemy
-does for a transaction the bare INSERT shows. `submit()` is without a transaction of the application's, too.
+This one does so in transactions of one SQLAlchemy `Session`, or each in a new one, as a web server would; what
+SQLAlchemy does for a transaction the bare INSERT shows. `submit()` has no transaction of the application's either.
 """
 
 
