@@ -20,7 +20,7 @@ from psycopg.pq.abc import PGresult
 from psycopg.waiting import Ready, Wait
 from sqlalchemy import Connection
 
-__all__ = ["begin", "keep", "may_send", "send", "send_kept"]
+__all__ = ["begin", "keep", "level_name", "may_send", "send", "send_kept"]
 
 
 def may_send(connection: Connection) -> bool:
@@ -76,7 +76,9 @@ def _answer(psycopg: Any, start: Callable[[Any], None]) -> list[PGresult]:
         results: list[PGresult] = psycopg.wait(_exchange(psycopg.pgconn, start))
     for result in results:
         if result.status == ExecStatus.FATAL_ERROR:
-            raise error_from_result(result, psycopg.info.encoding)
+            error = error_from_result(result, psycopg.info.encoding)
+            # libpq says by itself that the connection has ended; an error of the server's has a code.
+            raise error if error.sqlstate else OperationalError(str(error))
     return results
 
 
@@ -84,12 +86,17 @@ def begin(psycopg: Any) -> str:
     """The statement with which a transaction of this connection begins, as psycopg would send it."""
     words = ["BEGIN"]
     if psycopg.isolation_level is not None:
-        words += ["ISOLATION LEVEL", IsolationLevel(psycopg.isolation_level).name.replace("_", " ")]
+        words += ["ISOLATION LEVEL", level_name(psycopg.isolation_level)]
     if psycopg.read_only is not None:
         words.append("READ ONLY" if psycopg.read_only else "READ WRITE")
     if psycopg.deferrable is not None:
         words.append("DEFERRABLE" if psycopg.deferrable else "NOT DEFERRABLE")
     return " ".join(words)
+
+
+def level_name(level: int) -> str:
+    """An isolation level of psycopg's as SQL, and SQLAlchemy, call it."""
+    return IsolationLevel(level).name.replace("_", " ")
 
 
 def _exchange(pg: Any, start: Callable[[Any], None]) -> Generator[Wait, Ready, list[PGresult]]:

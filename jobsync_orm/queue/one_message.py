@@ -12,16 +12,15 @@ has sent it as often as psycopg itself waits for (``prepare_threshold``).
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from psycopg.errors import DuplicatePreparedStatement, InvalidSqlStatementName
+from psycopg.errors import DuplicatePreparedStatement, FeatureNotSupported, InvalidSqlStatementName
 from psycopg.pq import Escaping, TransactionStatus
 from sqlalchemy import Connection, Engine
 
-from jobsync_orm.message import begin, keep, may_send, send, send_kept
+from jobsync_orm.message import begin, keep, level_name, may_send, send, send_kept
 from jobsync_orm.naming import Names
 
 __all__ = ["NOT_GIVEN", "TYPES", "PlainInsert", "begins_as_usual", "is_heard", "is_plain", "is_transaction"]
@@ -43,12 +42,12 @@ TYPES = {
 # Where the call did not say them, the worker's handler decides.
 NOT_GIVEN = {"max_retries_given": "false", "timeout_given": "false"}
 
-# How many statements a connection has the server keep, and where its ``info`` says how often each was sent.
+# How many statements a connection has the server keep, and where its ``info`` says how each was used.
 MOST_KEPT: Final = 16
-_SENT: Final = "jobsync_orm_sent"
+_USES: Final = "jobsync_orm_uses"
 
-# So often it is still to be sent as text.
-_NEVER: Final = -sys.maxsize
+# So often in a row the server may not have one, before it is sent as text for good.
+MOST_MISSES: Final = 3
 
 
 def is_plain(connection: Connection, columns: Mapping[str, str]) -> bool:
@@ -69,7 +68,12 @@ def is_transaction(connection: Connection, columns: Mapping[str, str]) -> bool:
 def begins_as_usual(connection: Connection) -> bool:
     """Whether its transactions begin with a plain BEGIN, so that one that begins without is the same."""
     psycopg: Any = connection.connection.dbapi_connection
-    return psycopg.isolation_level is psycopg.read_only is psycopg.deferrable is None
+    level, dialect = psycopg.isolation_level, connection.dialect
+    # A connection that has been in AUTOCOMMIT is put back into what was read when the engine first connected: the
+    # server's default, if the engine was not given another.
+    given = dialect._on_connect_isolation_level is not None
+    usual = level is None or (not given and level_name(level) == dialect.default_isolation_level)
+    return usual and psycopg.read_only is psycopg.deferrable is None
 
 
 def is_heard(engine: Engine) -> bool:
@@ -80,6 +84,17 @@ def is_heard(engine: Engine) -> bool:
 def _is_plain(connection: Connection, columns: Mapping[str, str]) -> bool:
     heard = connection._has_events or connection.engine._has_events or connection._echo
     return not heard and columns.keys() <= TYPES.keys() and may_send(connection)
+
+
+class _Uses:
+    """Of one statement on one connection."""
+
+    __slots__ = ("kept", "misses", "times")
+
+    def __init__(self) -> None:
+        self.times = 0  # as text
+        self.kept = False
+        self.misses = 0
 
 
 class PlainInsert:
@@ -143,22 +158,29 @@ class PlainInsert:
         if kept is None:
             kept = self._kept[columns] = self._parametrised(columns)
         statement, name = kept
-        sent: dict[bytes, int] = connection.connection.info.setdefault(_SENT, {})
-        times = sent.get(name, 0)
-        if times < threshold:
-            if times or len(sent) < MOST_KEPT:
-                sent[name] = times + 1
+        uses: dict[bytes, _Uses] = connection.connection.info.setdefault(_USES, {})
+        use = uses.get(name)
+        if use is None:
+            if len(uses) >= MOST_KEPT:
+                return None
+            use = uses[name] = _Uses()
+        if use.times < threshold or use.misses >= MOST_MISSES:
+            use.times += 1
             return None
         try:
-            if times == threshold:
+            if not use.kept:
                 with suppress(DuplicatePreparedStatement):  # behind a pooler it may be there already
                     keep(psycopg, name, statement)
-                sent[name] = times + 1
-            return int(send_kept(psycopg, name, list(job.values())).get_value(0, 0) or 0)
-        except InvalidSqlStatementName:
-            # Nothing has been done. Somebody has the server forget, or a pooler sends each transaction elsewhere.
-            sent[name] = _NEVER
+                use.kept = True
+            id = int(send_kept(psycopg, name, list(job.values())).get_value(0, 0) or 0)
+        except (InvalidSqlStatementName, FeatureNotSupported):
+            # Nothing has been done. The server has been told to forget, as psycopg does after a ROLLBACK; or a pooler
+            # sends each transaction elsewhere; or the type of the id has changed.
+            use.kept = False
+            use.misses += 1
             return None
+        use.misses = 0
+        return id
 
     def _parametrised(self, columns: tuple[str, ...]) -> tuple[str, bytes]:
         """The statement for these columns, and its name: whoever else uses the name means the same statement."""

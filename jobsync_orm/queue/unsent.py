@@ -16,13 +16,14 @@ If the process stops before they are sent, there was no transaction. If it stops
 server does what it has been told to.
 
 They wait only where nobody can tell the difference: not in a savepoint; not beside what the transaction has already
-done; not if others listen to the session's beginnings, who may set what the INSERT depends on, or to its commits, as
-they could still write; not on an engine that is listened to or logs, nor on one that has not been seen to have
-transactions (in AUTOCOMMIT nobody may commit).
+done; not if others have a say in how the session's transactions begin, as they may set what the INSERT depends on, or
+end, as they could still write; not on an engine that is listened to or logs, whose pool's checkouts are listened to, or
+that has not been seen to have transactions (in AUTOCOMMIT nobody may commit).
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 from weakref import WeakKeyDictionary, WeakSet, ref
@@ -31,7 +32,7 @@ from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.orm import Session, SessionTransaction
 
-from jobsync_orm.exceptions import NotEnqueued
+from jobsync_orm.exceptions import ConfigurationError, NotEnqueued
 from jobsync_orm.models.states import JobState
 from jobsync_orm.orm.fenced_transaction import is_autocommit
 from jobsync_orm.queue.new_jobs import Enqueued
@@ -116,31 +117,29 @@ class _Batch:
 
     def __init__(self, session: Session, root: SessionTransaction, engine: Engine, queue: Puts) -> None:
         self._session, self._root = ref(session), ref(root)
+        self._process = os.getpid()
         self.engine = engine
         self.queue = queue
-        self.jobs: list[UnsentJob] = []
-        self._columns: list[Columns] = []
-        self._failure: BaseException | None = None
-
-    def is_of(self, root: SessionTransaction | None) -> bool:
-        """Whether they are part of this transaction."""
-        return root is not None and self._root() is root
+        self.jobs: list[tuple[UnsentJob, Columns]] = []
+        # Why they cannot be sent any more. Only its text: the error would keep the session, and all that it had.
+        self._failure = ""
 
     def add(self, columns: Columns) -> UnsentJob:
         job = UnsentJob(self)
-        self.jobs.append(job)
-        self._columns.append(columns)
+        self.jobs.append((job, columns))
         if len(self.jobs) >= MOST:
             self.send_now()
         return job
 
     def send_now(self) -> None:
         """Have the transaction begin, and them sent."""
-        session = self._session()
-        if session is None or not self.is_of(session.get_transaction()):
+        session, root = self._session(), self._root()
+        if session is None or root is None or root is not session.get_transaction():
             raise NotEnqueued(
-                "the job was enqueued in a transaction that has been rolled back, or closed without a commit, before "
-                "it was sent: there is none, and never was one"
+                f"it is not known whether the job is there: {self._failure}"
+                if self._failure
+                else "the job was enqueued in a transaction that has been rolled back, or closed without a commit, "
+                "before it was sent: there is none, and never was one"
             )
         connection = session.connection(bind_arguments={"bind": self.engine})
         if self.jobs:  # the session had its connection before, and an attempt has failed
@@ -148,33 +147,46 @@ class _Batch:
 
     def send_in(self, session: Session, connection: Connection) -> None:
         """Send them on the connection of their transaction."""
+        self._check()
+        root = self._root()
+        # Connection, transaction, whether it is committed with the session, whether it is closed with it.
+        theirs = root is not None and not root._connections[connection][3]
+        if theirs or is_autocommit(connection):
+            what = "a connection of another transaction" if theirs else "isolation level AUTOCOMMIT"
+            self._failure = f"the session has been given {what} after jobs were enqueued in it: do that before"
+            raise ConfigurationError(self._failure)
         self._send(lambda jobs: self.queue._put_begun(session, connection, jobs))
 
     def send_whole(self) -> bool:
         """Send them as a transaction of their own, which is committed on return. False if that cannot be."""
         return self._send(lambda jobs: self.queue._put_whole(self.engine, jobs))
 
-    def _send(self, put: Callable[[list[Columns]], list[int] | None]) -> bool:
-        if self._failure is not None:
+    def _check(self) -> None:
+        if self._failure:
             # Whether they are in the transaction or not nobody may know; and they must not be there twice.
             raise NotEnqueued(
-                "this transaction must be rolled back: a job that was enqueued in it could not be sent"
-            ) from self._failure
+                "this transaction must be rolled back: what was enqueued in it could not be sent: " + self._failure
+            )
+        if self._process != os.getpid():
+            raise NotEnqueued("the job was enqueued before this process was forked, in a session of its parent's")
+
+    def _send(self, put: Callable[[list[Columns]], list[int] | None]) -> bool:
+        self._check()
+        self._failure = "interrupted"
         try:
-            ids = put(self._columns)
-        except BaseException as error:
-            self._failure = error
+            ids = put([columns for _, columns in self.jobs])
+        except Exception as error:
+            self._failure = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
             raise
-        if ids is None:
-            return False
-        for job, id in zip(self.jobs, ids, strict=True):
-            job.sent(id)
-        self.jobs.clear()
-        self._columns.clear()
-        return True
+        if ids is not None:
+            for (job, _), id in zip(self.jobs, ids, strict=True):
+                job.sent(id)
+            self.jobs.clear()
+        self._failure = ""
+        return ids is not None
 
 
-_waiting: WeakKeyDictionary[Session, _Batch] = WeakKeyDictionary()
+_waiting: WeakKeyDictionary[SessionTransaction, _Batch] = WeakKeyDictionary()
 
 # Engines on which plain jobs were part of a transaction.
 _transactional: WeakSet[Engine] = WeakSet()
@@ -205,27 +217,36 @@ def wait(session: Session, columns: Columns, mapper: Any, queue: Puts) -> Enqueu
     Enqueued, optional
         None if it may not wait.
     """
-    if not columns.keys() <= TYPES.keys():
+    if not columns.keys() <= TYPES.keys() or not _is_unheard(session):
         return None
-    root = session.get_transaction()
-    batch = _waiting.get(session)
-    if batch is None or not batch.is_of(root):
-        if not _is_at_its_beginning(session, root) or (engine := _engine(session, mapper)) is None:
+    if not session.in_transaction():
+        if not session.autobegin:
             return None
-        batch = _waiting[session] = _Batch(session, root or session.begin(), engine, queue)
-    elif batch.queue is not queue or not _is_at_its_beginning(session, root):
+        session.begin()
+    # Whoever listens to the beginning may have done something already, or enqueued.
+    root = session.get_transaction()
+    engine = _engine(session, mapper)
+    if root is None or engine is None or not _is_at_its_beginning(session, root):
+        return None
+    batch = _waiting.get(root)
+    if batch is None:
+        batch = _waiting[root] = _Batch(session, root, engine, queue)
+    elif batch.queue is not queue or batch.engine is not engine:
         return None
     return batch.add(columns)
 
 
-def _is_at_its_beginning(session: Session, root: SessionTransaction | None) -> bool:
-    """Whether nothing has been done in the transaction, and nobody but this module listens to what will be."""
+def _is_unheard(session: Session) -> bool:
+    """Whether nobody but this module has a say in how the session's transactions begin and end."""
     if len(session.dispatch.after_begin) > 1 or len(session.dispatch.before_commit) > 1:
         return False
+    kind = type(session)
+    return kind.connection is Session.connection and kind.begin is Session.begin
+
+
+def _is_at_its_beginning(session: Session, root: SessionTransaction) -> bool:
     if session._flushing or session.twophase or getattr(session, "execution_options", None):
         return False
-    if root is None:
-        return session.autobegin
     # SessionTransaction.connections is there from SQLAlchemy 2.1.7 on.
     return root.is_active and not root._connections and not session.in_nested_transaction()
 
@@ -235,24 +256,26 @@ def _engine(session: Session, mapper: Any) -> Engine | None:
         engine = session.get_bind(mapper=mapper)
     except UnboundExecutionError:
         return None
-    return engine if isinstance(engine, Engine) and engine in _transactional and not is_heard(engine) else None
+    if not isinstance(engine, Engine) or engine not in _transactional:
+        return None
+    # What is done to each connection that leaves the pool may depend on when it does.
+    return None if is_heard(engine) or engine.pool.dispatch.checkout else engine
 
 
 @event.listens_for(Session, "after_begin")
 def _begun(session: Session, transaction: SessionTransaction, connection: Connection) -> None:
-    batch = _waiting.get(session)
-    if batch is not None and batch.jobs and batch.is_of(transaction) and connection.engine is batch.engine:
+    batch = _waiting.get(transaction)
+    if batch is not None and batch.jobs and connection.engine is batch.engine:
         batch.send_in(session, connection)
 
 
 @event.listens_for(Session, "before_commit")
 def _committing(session: Session) -> None:
-    batch = _waiting.get(session)
-    if batch is None or not batch.jobs or session.in_nested_transaction():
-        return
     root = session.get_transaction()
-    if root is None or not batch.is_of(root):
+    batch = None if root is None else _waiting.get(root)
+    if root is None or batch is None or not batch.jobs:
         return
-    last = len(session.dispatch.before_commit) == 1 and session._is_clean()
+    # In a savepoint it may be that, or the whole transaction, that is committed.
+    last = len(session.dispatch.before_commit) == 1 and not session.in_nested_transaction() and session._is_clean()
     if not (last and not root._connections and batch.send_whole()):
         batch.send_now()

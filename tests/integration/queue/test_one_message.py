@@ -62,9 +62,12 @@ def test_a_trace_goes_along(queue: JobQueue, store: Engine, sent: list[int]) -> 
     with store.begin() as connection:
         queue.enqueue(connection, "b", key="k")
         queue.enqueue(connection, "c", delay=60)
+    for type in ("d", "e"):
+        with Session(store) as session, session.begin():
+            queue.enqueue(session, type)
     registration.unregister()
-    assert len(sent) == 2
-    assert jobs(store, "trace ~ '^00-[0-9a-f]{32}-[0-9a-f]{16}-0[0-3]$'") == [True] * 3
+    assert len(sent) == 4
+    assert jobs(store, "trace ~ '^00-[0-9a-f]{32}-[0-9a-f]{16}-0[0-3]$'") == [True] * 5
 
 
 def test_the_transaction_begins_with_it(queue: JobQueue, store: Engine, sent: list[int]) -> None:

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
 import pickle
+import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, event, text
-from sqlalchemy.exc import DBAPIError, InternalError, InvalidRequestError
+from psycopg.errors import InvalidSqlStatementName
+from sqlalchemy import URL, Connection, Engine, create_engine, event, text
+from sqlalchemy.exc import DBAPIError, InternalError, InvalidRequestError, OperationalError
 from sqlalchemy.orm import Session, sessionmaker
 
-from jobsync_orm import observe
-from jobsync_orm.exceptions import NotEnqueued
+from jobsync_orm import CoordinationConfig, migrate, observe
+from jobsync_orm.exceptions import ConfigurationError, NotEnqueued
 from jobsync_orm.models.states import JobState
 from jobsync_orm.observe import JobsEnqueued
-from jobsync_orm.queue import Enqueued, JobQueue
+from jobsync_orm.queue import Enqueued, JobQueue, one_message
 from jobsync_orm.queue.one_message import PlainInsert
-from jobsync_orm.queue.unsent import MOST
+from jobsync_orm.queue.unsent import MOST, UnsentJob
 from tests.integration.cluster import wait_for
 from tests.integration.queue.rows import Listener
 from tests.integration.queue.stored import jobs, run
@@ -209,6 +213,152 @@ def test_a_savepoint_that_is_released_commits_nothing(queue: JobQueue, store: En
     assert jobs(store) == []
 
 
+def test_a_commit_of_all_with_a_savepoint_open(queue: JobQueue, store: Engine) -> None:
+    with Session(store) as session:
+        whole = session.begin()
+        queue.enqueue(session, "a")
+        session.begin_nested()
+        whole.commit()
+    assert jobs(store, "type") == ["a"]
+
+
+def test_who_listens_to_a_transactions_making_may_enqueue_and_write(queue: JobQueue, store: Engine) -> None:
+    with Session(store) as session:
+
+        @event.listens_for(session, "after_transaction_create", once=True)
+        def created(session: Session, transaction: Any) -> None:
+            queue.enqueue(session, "first")
+
+        queue.enqueue(session, "second")
+        session.commit()
+
+        @event.listens_for(session, "after_transaction_create", once=True)
+        def created_again(session: Session, transaction: Any) -> None:
+            session.execute(text("SELECT 1"))
+
+        queue.enqueue(session, "third")
+        assert session.scalar(text("SELECT count(*) FROM sync_job")) == 3
+        session.commit()
+    assert jobs(store, "type") == ["first", "second", "third"]
+
+
+class Setting(Session):
+    """Says something to each connection before it is used."""
+
+    def connection(self, *arguments: Any, **options: Any) -> Connection:
+        connection = super().connection(*arguments, **options)
+        connection.execute(text("SET LOCAL application_name = 'tenant 7'"))
+        return connection
+
+
+class Beginning(Session):
+    """Its begin() is no SQLAlchemy one."""
+
+    @contextmanager
+    def begin(self) -> Iterator[None]:  # type: ignore[override]
+        yield
+
+
+@pytest.mark.parametrize("kind", [Setting, Beginning])
+def test_a_session_of_another_kind(queue: JobQueue, store: Engine, kind: type[Session]) -> None:
+    with kind(store) as session:
+        queue.enqueue(session, "a")
+        assert not waiting(store)
+        session.commit()
+    assert jobs(store, "type") == ["a"]
+
+
+def test_each_job_goes_where_the_session_says(queue: JobQueue, store: Engine, empty_database: URL) -> None:
+    other = create_engine(empty_database)
+    migrate.upgrade(CoordinationConfig(engine=other))
+    bound = [store]
+
+    class Sharded(Session):
+        def get_bind(self, *arguments: Any, **options: Any) -> Any:
+            return options.get("bind") or bound[0]
+
+    bound[0] = other
+    with Sharded() as session, session.begin():
+        queue.enqueue(session, "warm")
+    with Sharded() as session, session.begin():
+        bound[0] = store
+        queue.enqueue(session, "here")
+        bound[0] = other
+        queue.enqueue(session, "there")
+    assert jobs(store, "type") == ["here"]
+    assert jobs(other, "type") == ["warm", "there"]
+    other.dispose()
+
+
+def test_a_connection_that_is_given_later(queue: JobQueue, store: Engine) -> None:
+    with store.connect() as connection, connection.begin(), Session(store) as session:
+        job = queue.enqueue(session, "a")
+        with pytest.raises(ConfigurationError, match="another transaction"):
+            session.execute(text("SELECT 1"), bind_arguments={"bind": connection})
+        with pytest.raises(NotEnqueued, match="another transaction"):
+            session.commit()
+        session.rollback()
+        with pytest.raises(NotEnqueued):
+            _ = job.id
+    assert jobs(store) == []
+
+
+def test_autocommit_that_is_asked_for_later(queue: JobQueue, store: Engine) -> None:
+    with Session(store) as session:
+        queue.enqueue(session, "a")
+        with pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
+            session.connection(execution_options={"isolation_level": "AUTOCOMMIT"})
+        session.rollback()
+    assert jobs(store) == []
+
+
+def test_what_is_done_to_a_connection_that_leaves_the_pool_is_not_put_off(queue: JobQueue, store: Engine) -> None:
+    tenants = []
+    event.listen(store, "checkout", lambda *_: tenants.append("now"))
+    with Session(store) as session:
+        queue.enqueue(session, "a")
+        assert tenants == ["now"]
+
+
+def test_one_that_was_interrupted_is_not_sent_again(queue: JobQueue, store: Engine) -> None:
+    with Session(store) as session:
+        queue.enqueue(session, "a")
+        with patch.object(UnsentJob, "sent", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+            session.commit()
+        with pytest.raises(NotEnqueued, match="interrupted"):
+            session.commit()
+    assert jobs(store, "type") == ["a"]
+
+
+def test_a_failure_keeps_no_session(queue: JobQueue, store: Engine, refused: str) -> None:
+    session = Session(store)
+    queue.enqueue(session, refused)
+    with pytest.raises(DBAPIError):
+        session.commit()
+    session.close()
+    gone = weakref.ref(session)
+    del session
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_child_process_sends_nothing_of_its_parents(queue: JobQueue, store: Engine) -> None:
+    with Session(store) as session:
+        queue.enqueue(session, "a")
+        child = os.fork()
+        if child == 0:
+            try:
+                store.dispose(close=False)
+                session.commit()
+            except NotEnqueued:
+                os._exit(7)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        session.commit()
+    assert jobs(store, "type") == ["a"]
+
+
 def test_who_listens_to_the_commit_may_write(queue: JobQueue, store: Engine, messages: Messages) -> None:
     """And what it writes, and enqueues, is of the same transaction."""
     with Session(store) as session:
@@ -276,6 +426,38 @@ def test_what_is_added_later_is_of_the_same_transaction(queue: JobQueue, store: 
     assert jobs(store, "type") == ["a", "by hand"]
 
 
+def test_who_listens_to_a_flush_may_enqueue(queue: JobQueue, store: Engine) -> None:
+    """Even in the flush of a commit, and if nothing is left to be flushed then."""
+    with Session(store) as session:
+
+        @event.listens_for(session, "before_flush")
+        def flushing(session: Session, *_: Any) -> None:
+            session.expunge_all()
+            queue.enqueue(session, "a")
+
+        session.add(queue.models.QueuedJob(type="by hand", payload={}))
+        session.commit()
+    assert jobs(store, "type") == ["a"]
+
+
+def test_it_is_too_late_in_a_transaction_that_is_committed(queue: JobQueue, store: Engine) -> None:
+    with Session(store) as session:
+        event.listen(session, "after_commit", lambda session: queue.enqueue(session, "a"))
+        with pytest.raises(InvalidRequestError, match="committed"):
+            session.commit()
+    assert jobs(store) == []
+
+
+def test_a_job_with_conditions_does_not_wait(queue: JobQueue, store: Engine) -> None:
+    with Session(store) as session, session.begin():
+        assert queue.enqueue(session, "a", delay=60).state == JobState.SCHEDULED
+    with Session(store) as session, session.begin():
+        queue.enqueue(session, "waits")
+        first = queue.enqueue(session, "b", idempotency_key="i")
+        assert queue.enqueue(session, "b", idempotency_key="i").id == first.id
+    assert jobs(store, "type, state") == [("a", "scheduled"), ("waits", "pending"), ("b", "pending")]
+
+
 def test_an_engine_that_is_listened_to_hears_at_once(queue: JobQueue, store: Engine) -> None:
     heard: list[str] = []
     with Session(store) as session, session.begin():
@@ -309,17 +491,26 @@ def test_an_isolation_level_of_its_own_is_said(queue: JobQueue, store: Engine, m
 
 
 def test_a_transaction_that_may_not_write(queue: JobQueue, store: Engine) -> None:
-    @event.listens_for(store, "checkout")
-    def checked_out(connection: Any, *_: Any) -> None:
+    @event.listens_for(store, "connect")
+    def connected(connection: Any, *_: Any) -> None:
         connection.read_only = True
 
+    store.dispose()
     with Session(store) as session:
         queue.enqueue(session, "a")
         with pytest.raises(InternalError, match="read-only"):
             session.commit()
-    event.remove(store, "checkout", checked_out)
+    event.remove(store, "connect", connected)
     store.dispose()
     assert jobs(store) == []
+
+
+def test_a_connection_that_was_in_autocommit_is_as_any(queue: JobQueue, store: Engine, messages: Messages) -> None:
+    with store.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("SELECT 1"))
+    with Session(store) as session, session.begin():
+        queue.enqueue(session, "a")
+    assert messages == [(1, True)]
 
 
 @pytest.mark.parametrize("alone", [True, False])
@@ -357,14 +548,16 @@ def test_a_connection_that_breaks_on_the_way(queue: JobQueue, store: Engine) -> 
     with Session(store) as session:
         pid = session.scalar(text("SELECT pg_backend_pid()"))
         session.commit()
-        queue.enqueue(session, "a")
+        job = queue.enqueue(session, "a")
         other = create_engine(store.url)
         run(other, "SELECT pg_terminate_backend(:pid, 5000)", pid=pid)
         other.dispose()
-        with pytest.raises(DBAPIError) as raised:
+        with pytest.raises(OperationalError) as raised:
             session.commit()
         assert raised.value.connection_invalidated
         session.rollback()
+        with pytest.raises(NotEnqueued, match="not known whether"):
+            _ = job.id
         queue.enqueue(session, "b")
         session.commit()
     assert jobs(store, "type") == ["b"]
@@ -379,9 +572,12 @@ def test_told_after_the_commit(queue: JobQueue, store: Engine, listener: Listene
         assert wait_for(listener.heard, "a notification") == [[["a", 0, False], ["b", -3, True]]]
         queue.enqueue(session, "c")
         session.execute(text("SELECT 1"))
-        assert listener.heard() == []
+        other = JobQueue(engine=store)
+        other.submit("last")
+        assert wait_for(listener.heard, "what is told of later") == [[["last", 0, False]]]
         session.commit()
         assert wait_for(listener.heard, "a notification") == [[["c", 0, False]]]
+        other.dispose()
 
 
 def test_observers_are_told_when_it_is_sent(queue: JobQueue, store: Engine) -> None:
@@ -400,11 +596,15 @@ def test_observers_are_told_when_it_is_sent(queue: JobQueue, store: Engine) -> N
 
 def test_two_queues_in_one_transaction(queue: JobQueue, store: Engine) -> None:
     other = JobQueue(engine=store)
+    told: list[Any] = []
+    other.audience.add(told.append)
     with Session(store) as session, session.begin():
         queue.enqueue(session, "a")
         other.enqueue(session, "b")
         queue.enqueue(session, "c")
     assert jobs(store, "type") == ["a", "b", "c"]
+    assert observe.flush(10)
+    assert told == [JobsEnqueued("b", 1)]
     other.dispose()
 
 
@@ -458,12 +658,59 @@ def test_its_statement_is_kept(queue: JobQueue, store: Engine) -> None:
 
 
 def test_a_server_that_has_been_made_to_forget_it(queue: JobQueue, store: Engine) -> None:
+    """It is made to keep it again; but where it always forgets, not for ever."""
+
+    def forget() -> None:
+        with store.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            connection.execute(text("DISCARD ALL"))
+
     commit(queue, store, 7)
-    with store.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        connection.execute(text("DISCARD ALL"))
+    forget()
+    commit(queue, store, 3)
+    assert len(kept(store)) == 1
+    with patch.object(one_message, "send_kept", wraps=one_message.send_kept) as asked:
+        for _ in range(4):
+            forget()
+            commit(queue, store, 1)
+    assert asked.call_count == 4
+    with patch.object(one_message, "send_kept", side_effect=InvalidSqlStatementName) as asked:
+        commit(queue, store, 7)
+    assert asked.call_count == one_message.MOST_MISSES
+    assert jobs(store, "payload -> 'n'") == [*range(7), *range(3), 0, 0, 0, 0, *range(7)]
+
+
+def test_an_id_of_another_type(queue: JobQueue, store: Engine) -> None:
     commit(queue, store, 7)
-    assert kept(store) == []
+    run(store, "ALTER TABLE sync_job ALTER id TYPE int")
+    commit(queue, store, 3)
+    run(store, "ALTER TABLE sync_job ALTER id TYPE bigint")
+    commit(queue, store, 3)
+    assert len(jobs(store)) == 13
+
+
+def test_a_server_that_keeps_it_already(queue: JobQueue, store: Engine) -> None:
+    """Behind a pooler another client has had it kept."""
+    commit(queue, store, 7)
+    with store.connect() as connection:
+        ((name, statement),) = connection.execute(
+            text("SELECT name, statement FROM pg_prepared_statements WHERE name LIKE 'jobsync%'")
+        )
+    store.dispose()
+    run(store, f"PREPARE {name} AS {statement.replace(':', chr(92) + ':')}")
+    with patch.object(one_message, "send_kept", wraps=one_message.send_kept) as asked:
+        commit(queue, store, 7)
+    assert asked.call_count == 2
     assert jobs(store, "payload -> 'n'") == [*range(7), *range(7)]
+
+
+def test_not_more_statements_are_kept_than_a_few(
+    queue: JobQueue, store: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(one_message, "MOST_KEPT", 1)
+    commit(queue, store, 7)
+    commit(queue, store, 7, priority=1)
+    assert len(kept(store)) == 1
+    assert len(jobs(store)) == 14
 
 
 def test_no_statement_is_kept_where_psycopg_may_not(queue: JobQueue, store: Engine) -> None:
