@@ -8,13 +8,19 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 from psycopg import IsolationLevel
-from psycopg.errors import AdminShutdown, DivisionByZero
+from psycopg.errors import (
+    AdminShutdown,
+    DivisionByZero,
+    DuplicatePreparedStatement,
+    InvalidSqlStatementName,
+    UniqueViolation,
+)
 from psycopg.pq import TransactionStatus
 from psycopg.waiting import Ready, Wait
 from sqlalchemy import URL, create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from jobsync_orm.message import _exchange, begin, may_send, send
+from jobsync_orm.message import _exchange, begin, keep, may_send, send, send_kept
 
 
 @pytest.fixture
@@ -41,7 +47,8 @@ def test_larger_than_what_a_socket_takes_at_once(connection: psycopg.Connection)
 def test_it_waits_for_the_socket_to_take_more_where_it_is_full(connection: psycopg.Connection) -> None:
     """psycopg looks ten times a second at what it waits for: a message might get through in pieces, by its looking."""
     size = 30_000_000
-    exchange = _exchange(connection.pgconn, f"SELECT length('{'x' * size}')".encode())
+    message = f"SELECT length('{'x' * size}')".encode()
+    exchange = _exchange(connection.pgconn, lambda pg: pg.send_query(message))
     asked = []
     ready = None
     with selectors.DefaultSelector() as selector:
@@ -56,6 +63,27 @@ def test_it_waits_for_the_socket_to_take_more_where_it_is_full(connection: psyco
             (result,) = end.value
     assert result.get_value(0, 0) == str(size).encode()
     assert Wait.RW in asked
+
+
+def test_a_statement_that_is_kept(connection: psycopg.Connection) -> None:
+    connection.autocommit = True
+    keep(connection, b"doubled", "SELECT CAST($1 AS text) || $2, pg_current_xact_id()")
+    first, second = (send_kept(connection, b"doubled", ["ü's ", value]) for value in ("1", "2"))
+    assert (first.get_value(0, 0), second.get_value(0, 0)) == ("ü's 1".encode(), "ü's 2".encode())
+    assert first.get_value(0, 1) != second.get_value(0, 1)
+    with pytest.raises(InvalidSqlStatementName):
+        send_kept(connection, b"not kept", [])
+    with pytest.raises(DuplicatePreparedStatement):
+        keep(connection, b"doubled", "SELECT 1")
+    assert connection.info.transaction_status == TransactionStatus.IDLE
+
+
+def test_what_is_refused_when_it_is_committed_is_an_error(connection: psycopg.Connection) -> None:
+    """It comes behind the row."""
+    send(connection, "CREATE TABLE late (n int UNIQUE DEFERRABLE INITIALLY DEFERRED); INSERT INTO late VALUES (1)")
+    keep(connection, b"late", "INSERT INTO late VALUES ($1) RETURNING n")
+    with pytest.raises(UniqueViolation):
+        send_kept(connection, b"late", ["1"])
 
 
 def test_the_first_failure_is_raised_and_nothing_behind_it_is_done(connection: psycopg.Connection) -> None:

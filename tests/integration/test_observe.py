@@ -232,6 +232,7 @@ class TestQueue:
         wait_for(lambda: worker.health().turn_sec is not None, "it turns")
         ids = [queue.submit("work", {"then": then}).id for then in ("go on", "fail", "discard", "snooze")]
         wait_for(lambda: all(queue.status(id).finished_at for id in ids), "all have finished")
+        heard.wait(WokenUp)  # it may have found them before it was told of them
         worker.stop()
         assert observe.flush(10)
         ended = [attempt for event in heard.of(AttemptsEnded) for attempt in event.attempts]
@@ -247,7 +248,6 @@ class TestQueue:
         assert all(attempt.took is not None and 0 <= attempt.took < 10 for attempt in ended)
         assert all(attempt.waited is not None and 0 <= attempt.waited < 10 for attempt in ended)
         assert sum(event.by_type["work"] for event in heard.of(JobsClaimed)) == 6
-        assert heard.of(WokenUp)
         assert heard.events[-1] == WorkerStopped("w1")
 
     def test_jobs_of_the_dead(

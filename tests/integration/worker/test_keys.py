@@ -234,7 +234,7 @@ def test_a_worker_that_stops_holds_up_no_other_keys(queue: JobQueue, jobs: Jobs,
     slow, quick = Log(queue, "slow"), Log(queue, "quick")
     slow.go.clear()
     leaving, staying = start_worker(node_name="w1"), start_worker(node_name="w2")
-    wait_for(lambda: staying.job.my_tokens, "w2 has tokens")
+    wait_for(lambda: len(staying.job.my_tokens) == len(leaving.job.my_tokens), "no token moves any more")
     keys = [f"k{n}" for n in range(20)]
     first = next(key for key in keys if leaving.job.can_claim_task(key))
     add(jobs, first, 1, "slow")
