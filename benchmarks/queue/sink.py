@@ -20,12 +20,12 @@ MOMENT = struct.Struct("d")
 
 class _Sink:
     def __init__(self, folder: str, numbers: int) -> None:
-        path = Path(folder) / f"{os.getpid()}.bin"
+        path = Path(folder) / f"{os.getpid()}.new"
         size = HEAD.size + MOMENT.size * max(1, numbers)
-        with path.open("wb") as file:
+        with path.open("w+b") as file:
             file.truncate(size)
-        with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), size)
+        path.rename(path.with_suffix(".bin"))  # who reads finds it whole
         self._numbers = numbers
         self._count = 0
         self._first = 0.0
