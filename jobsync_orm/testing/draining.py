@@ -211,7 +211,10 @@ def _steps(
         if job is None:
             if place.free(wanted) or place.promote(wanted, run_due):
                 continue
-            return
+            # Meanwhile this process may have freed what waited for the last one.
+            job = place.claim(wanted)
+            if job is None:
+                return
         if limit is None and many == ENDLESS:
             raise InvalidJob(
                 f"{ENDLESS} attempts have been run and there is still work: does a handler snooze, or enqueue "

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from sqlalchemy import Connection, TextClause, text
 from sqlalchemy.orm import Session, sessionmaker
@@ -17,6 +18,9 @@ from jobsync_orm.queue.jobs import settlement
 from jobsync_orm.queue.taking import Taking, named
 
 __all__ = ["Place"]
+
+# The thread that tells workers of new jobs frees those that wait for nothing any more, too: so long is waited for it.
+FREED_SEC: Final = 1.0
 
 
 class Executes(Protocol):
@@ -49,7 +53,8 @@ class Place:
                 ORDER BY run_at, id LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING id""")
 
         self._blocked = text(
-            f"SELECT id FROM {job} WHERE state = 'blocked' AND type = ANY ({listed('types', 'text')}) ORDER BY id"
+            f"SELECT id FROM {job} j WHERE state = 'blocked' AND type = ANY ({listed('types', 'text')})"
+            f" AND NOT {queue.statements.waits} ORDER BY id"
         )
         self._unblock = named(queue.statements.unblock)
         self._settle = named(queue.statements.settle)
@@ -65,11 +70,16 @@ class Place:
 
     def free(self, types: Sequence[str]) -> bool:
         """Make jobs ready whose dependencies have completed. Returned: whether there were any."""
-        ids = [id for (id,) in self._database.execute(self._blocked, {"types": array(types)})]
-        if not ids:
-            return False
-        [(freed, *_)] = self._execute(self._unblock, [array(ids)])
-        return bool(json.loads(freed) if isinstance(freed, str) else freed)
+        found, until = False, time.monotonic() + FREED_SEC
+        while ids := [id for (id,) in self._database.execute(self._blocked, {"types": array(types)})]:
+            found = True
+            [(freed, *_)] = self._execute(self._unblock, [array(ids)])
+            if json.loads(freed) if isinstance(freed, str) else freed:
+                break
+            if time.monotonic() > until:
+                return False
+            time.sleep(FREED_SEC / 200)
+        return found
 
     def promote(self, types: Sequence[str], early: bool) -> bool:
         """Make the scheduled or retrying job ready that is due first, if it is due, or else ``early``."""

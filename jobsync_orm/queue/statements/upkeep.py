@@ -102,7 +102,8 @@ class Upkeep:
                     AND (deadline < now() OR started_at < now() - $2::float8 * interval '1 second')
                 LIMIT $1::int FOR UPDATE SKIP LOCKED), {rescued("held the job for too long")}"""
 
-        waits = (
+        # That a job ``j`` waits for another.
+        self.waits = waits = (
             f"EXISTS (SELECT 1 FROM {dependency} d JOIN {job} a ON a.id = d.after_id"
             " WHERE d.job_id = j.id AND a.state <> 'completed')"
         )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from sqlalchemy import Engine, create_engine, select, text
@@ -15,7 +17,9 @@ from sqlalchemy.orm import Session, sessionmaker
 from jobsync_orm import Backoff, Discard, JobContext, JobQueue, JobState, Retry, Snooze
 from jobsync_orm.exceptions import InvalidJob, UnknownJobType
 from jobsync_orm.testing import HandlerFailed, drain, drain_async
+from jobsync_orm.testing.place import Place
 from tests.conftest import Server
+from tests.integration.cluster import wait_for
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +102,31 @@ def test_follow_up_jobs_and_chains_are_run(queue: JobQueue) -> None:
     assert [run.result for run in runs] == [None, {"n": 1}, {"n": 3}, {"n": 2}]
     assert states(queue)[last] == "completed"
     assert set(states(queue).values()) == {"completed"}
+
+
+@pytest.mark.parametrize("freed", [True, False])
+def test_a_job_that_somebody_else_is_just_freeing(queue: JobQueue, engine: Engine, freed: bool) -> None:
+    """As the thread that tells workers of new jobs does. It is waited for, but not for ever."""
+    last = submit(queue, "echo", after=submit(queue, "echo"))
+    looks: list[Any] = []
+    execute = Place._execute
+
+    def execute_and_note(place: Place, statement: Any, values: Any) -> Any:
+        if statement is place._unblock:
+            looks.append(values)
+        return execute(place, statement, values)
+
+    with engine.connect() as other, patch.object(Place, "_execute", execute_and_note), ThreadPoolExecutor(1) as pool:
+        other.execute(text("SELECT 1 FROM sync_job WHERE id = :last FOR UPDATE"), {"last": last})
+        running = pool.submit(drain, queue)
+        wait_for(lambda: len(looks) > 1 or running.done(), "it looks again")
+        if freed:
+            sql = "UPDATE sync_job SET state = 'pending', ready_at = now() WHERE id = :last"
+            other.execute(text(sql), {"last": last})
+            other.commit()
+        assert len(running.result(30)) == 1 + freed
+        other.rollback()
+    assert states(queue)[last] == ("completed" if freed else "blocked")
 
 
 def test_a_failure_is_raised_when_all_others_have_run(queue: JobQueue) -> None:
